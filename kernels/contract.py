@@ -1,0 +1,247 @@
+"""The contract between a kernel family, its engines, and everything that compiles, checks, times,
+tunes, exports and launches them.
+
+A :class:`Family` is one decode kernel of the model. Its :class:`Engine` objects implement it; an
+engine turns (problem, config, architecture) into a :class:`Compiled`: cubins, and how to launch them.
+The same compiled object is checked, timed, exported and run by the decode path, so what was measured
+is what ships. This module imports neither torch nor a compiler.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .space import Config, Space
+
+if TYPE_CHECKING:
+    import torch
+
+    from .gpu_cards import GpuCard
+    from .model_card import ModelCard
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Which instance of a family: frozen, JSON-able fields only. Families subclass it.
+
+    The names of the fields a row count may vary within one bundle entry are in ``rows``: an entry
+    compiled for ``rows`` serves every smaller row count of the same problem.
+    """
+
+    tp: int
+    """Tensor-parallel size."""
+    rows: int
+    """Token rows in the step (requests times verify length)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return dataclasses.asdict(self)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All fields but rows: what a bundle entry must match exactly."""
+        return {name: value for name, value in self.to_json().items() if name != "rows"}
+
+    @property
+    def label(self) -> str:
+        """Short text for tables and study names, e.g. ``kda-tp16-rows8``."""
+        return f"tp{self.tp}-rows{self.rows}"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Fewest bytes through device memory and operations of one call on one rank."""
+
+    weight_bytes: int
+    """Weights and other operands that are cold in a decode step."""
+    activation_bytes: int
+    """Activations read and written (mostly L2 hits in a step)."""
+    flops: int
+
+    @property
+    def bytes(self) -> int:
+        """Every input read once, every output written once."""
+        return self.weight_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest accepted relative error ``norm(out - twin) / norm(twin)`` and largest element error."""
+
+    relative: float
+    """Bound on the relative Frobenius norm."""
+    element: float
+    """Bound on ``max |out - twin| / rms(twin)``."""
+    why: str
+    """Where the bound comes from: dtype and reduction length."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Scratch memory a compiled engine needs, allocated once by its user."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """torch dtype name, e.g. ``float32``."""
+    zeroed: bool = False
+    """Must hold zeros before the first launch; every launch leaves it zeroed again."""
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One kernel parameter, in the order of the cubin's parameters."""
+
+    kind: Literal["tensor", "int32", "null"]
+    """A device pointer, a 32-bit integer, or a null pointer (Triton's unused scratch)."""
+    name: str = ""
+    """Input, output or buffer name for a tensor; ``rows`` or another problem field for an int32."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: everything the driver needs beside the tensors."""
+
+    kernel: str
+    """Symbol in the cubin: ``k3_<family>_<engine>_<role>``."""
+    cubin: bytes
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    """Dynamic shared memory."""
+    args: tuple[Arg, ...]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    pdl: bool = False
+    """Launch with programmatic stream serialization (the kernel waits for its predecessor itself)."""
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An engine compiled for one problem, config and architecture."""
+
+    family: str
+    engine: str
+    problem: Problem
+    config: Config
+    arch: str
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...] = ()
+
+
+class Engine(ABC):
+    """One implementation of a family on a range of problems and architectures."""
+
+    name: str
+    family: str
+    compiler: Literal["triton", "cute"]
+    archs: tuple[str, ...] = ("sm_90a", "sm_100a", "sm_103a")
+    sources: tuple[Path, ...]
+    """The kernel files: what the source digest covers."""
+
+    @abstractmethod
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """Why the engine cannot serve the problem on the architecture, or None if it can."""
+
+    @abstractmethod
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """The configs to choose from."""
+
+    @abstractmethod
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """Build the kernels; needs no GPU. Any exception means the config does not compile."""
+
+    @abstractmethod
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """In which order the reduction is summed, in words; part of what a config means."""
+
+    def interpret(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor] | None:
+        """Run on the CPU where the compiler has an interpreter (Triton); None where it has none."""
+        return None
+
+    def source_digest(self) -> str:
+        """Digest of the kernel files' bytes: 16 hex digits. A changed kernel is another kernel."""
+        digest = hashlib.sha256()
+        for path in sorted(self.sources):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:16]
+
+
+class Family(ABC):
+    """One decode kernel of the model: its problem, twin, inputs, bytes, tolerance and engines."""
+
+    name: str
+    title: str
+    """One line for tables."""
+    outputs: tuple[str, ...]
+    """Names of the output tensors; the twin returns exactly these."""
+    rotated: tuple[str, ...] = ()
+    """Inputs that are cold in a decode step (weights): timing rotates copies of them."""
+    mutated: tuple[str, ...] = ()
+    """Inputs an engine updates in place (caches, states); restored before each check."""
+    engines: tuple[Engine, ...] = ()
+    default_engine: str = ""
+    """Engine used untuned."""
+
+    @abstractmethod
+    def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> Problem:
+        """The problem of a model at a TP size and row count.
+
+        Raises:
+            InputError: TP does not divide, rows outside 1..64, or no such kind.
+        """
+
+    @abstractmethod
+    def problem_from_json(self, data: Mapping[str, Any]) -> Problem:
+        """Inverse of ``Problem.to_json``."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Layer kinds or variants this family distinguishes; empty if none."""
+        return ()
+
+    @abstractmethod
+    def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """Random inputs of the right shapes, dtypes and magnitudes, the same for the same seed."""
+
+    @abstractmethod
+    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Output name to (shape, torch dtype name)."""
+
+    @abstractmethod
+    def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """The plain PyTorch reference, in FP32 or better: what engines are judged by."""
+
+    @abstractmethod
+    def traffic(self, problem: Problem) -> Traffic:
+        """Bytes and flops of one call on one rank."""
+
+    @abstractmethod
+    def tolerance(self, problem: Problem, output: str) -> Tolerance:
+        """How far an engine's output may lie from the twin's."""
+
+    def engine(self, name: str) -> Engine:
+        """The engine of that name.
+
+        Raises:
+            InputError: no such engine; the message lists those there are.
+        """
+        from .errors import InputError
+
+        for engine in self.engines:
+            if engine.name == name:
+                return engine
+        have = ", ".join(engine.name for engine in self.engines) or "none yet (twin only)"
+        raise InputError(f"family {self.name} has no engine {name!r}; it has: {have}")

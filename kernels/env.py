@@ -1,0 +1,28 @@
+"""Every environment variable k3lab reads, in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path | None:
+    """``K3LAB_CACHE_DIR``: where compiled objects may be kept (default: the user's cache folder)."""
+    value = os.environ.get("K3LAB_CACHE_DIR")
+    return Path(value) if value else None
+
+
+def toolkit_dir() -> Path | None:
+    """``K3LAB_CUDA_BIN``: folder with ``cuobjdump`` and ``nvdisasm`` (default: those in Triton's wheel)."""
+    value = os.environ.get("K3LAB_CUDA_BIN")
+    return Path(value) if value else None
+
+
+def no_gpu() -> bool:
+    """``K3LAB_NO_GPU=1``: behave as on a machine without a GPU."""
+    return os.environ.get("K3LAB_NO_GPU", "") not in ("", "0")
+
+
+def triton_interpret() -> bool:
+    """``TRITON_INTERPRET=1``: Triton's own switch, read when a kernel is decorated."""
+    return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")

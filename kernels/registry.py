@@ -1,0 +1,57 @@
+"""The families, by name. Adding one is one line here, or an entry point ``k3lab.families`` elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+
+from .contract import Family
+from .errors import InputError
+
+FAMILIES: dict[str, str] = {
+    "attention_projection": "k3lab.kernels.attention_projection:FAMILY",
+    "output_projection": "k3lab.kernels.output_projection:FAMILY",
+    "router": "k3lab.kernels.router:FAMILY",
+    "experts": "k3lab.kernels.experts:FAMILY",
+    "kda": "k3lab.kernels.kda:FAMILY",
+    "mla": "k3lab.kernels.mla:FAMILY",
+    "moe_tail": "k3lab.kernels.moe_tail:FAMILY",
+    "attn_res": "k3lab.kernels.attn_res:FAMILY",
+    "lm_head": "k3lab.kernels.lm_head:FAMILY",
+}
+
+
+@cache
+def _locations() -> dict[str, str]:
+    found = dict(FAMILIES)
+    for point in entry_points(group="k3lab.families"):
+        if point.name in FAMILIES:
+            raise InputError(f"package entry point {point.value!r} claims the family name {point.name!r}, which k3lab has itself")
+        found[point.name] = point.value
+    return found
+
+
+def family_names() -> tuple[str, ...]:
+    """Names of all registered families, the model's own first."""
+    return tuple(_locations())
+
+
+@cache
+def family(name: str) -> Family:
+    """The family of that name; imports it.
+
+    Raises:
+        InputError: no such family; the message lists those there are.
+    """
+    locations = _locations()
+    if name not in locations:
+        raise InputError(f"unknown family {name!r}; families: {', '.join(locations)}")
+    module_name, _, attribute = locations[name].partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"family {name!r} cannot be loaded from {locations[name]}: {error}") from error
+    if not isinstance(found, Family):
+        raise InputError(f"family {name!r}: {locations[name]} is a {type(found).__name__}, not a Family")
+    return found

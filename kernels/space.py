@@ -1,0 +1,106 @@
+"""An engine's space: named parameters, constraints that say why a point is illegal, one default."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .errors import InputError
+
+Value = int | str | bool
+Config = Mapping[str, Value]
+"""One point of a space: parameter name to value."""
+
+
+def config_digest(config: Config) -> str:
+    """Digest of a config, independent of key order and process: 16 hex digits."""
+    text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Param:
+    """One tunable with its legal values, in ascending order of what it means."""
+
+    name: str
+    values: tuple[Value, ...]
+    help: str
+    """What it changes and in which unit: one line."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A rule between parameters."""
+
+    holds: Callable[[Config], bool]
+    reason: str
+    """Why a point that breaks it is illegal; may use ``{param}`` placeholders."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """All configs of one engine on one problem and GPU."""
+
+    params: tuple[Param, ...]
+    constraints: tuple[Constraint, ...]
+    default: Config
+    """The untuned choice; legal, and always among a study's finalists."""
+
+    def __post_init__(self) -> None:
+        reason = self.illegal(self.default)
+        if reason:
+            raise ValueError(f"default config is illegal: {reason}")
+
+    def illegal(self, config: Config) -> str | None:
+        """Why the config is not a legal point, or None if it is."""
+        names = {param.name for param in self.params}
+        if unknown := sorted(set(config) - names):
+            return f"unknown parameter {unknown[0]!r}; the space has {', '.join(sorted(names))}"
+        for param in self.params:
+            if param.name not in config:
+                return f"parameter {param.name!r} is missing"
+            if config[param.name] not in param.values:
+                return f"{param.name} is {config[param.name]!r}, legal values are {', '.join(map(str, param.values))}"
+        for constraint in self.constraints:
+            if not constraint.holds(config):
+                return constraint.reason.format(**config)
+        return None
+
+    def check(self, config: Config) -> None:
+        """Raise InputError unless the config is legal."""
+        reason = self.illegal(config)
+        if reason:
+            raise InputError(f"illegal config: {reason}")
+
+    @property
+    def size(self) -> int:
+        """Points before constraints."""
+        total = 1
+        for param in self.params:
+            total *= len(param.values)
+        return total
+
+    def points(self) -> Iterator[dict[str, Value]]:
+        """Every point, legal or not, in a fixed order."""
+        names = [param.name for param in self.params]
+        for values in itertools.product(*(param.values for param in self.params)):
+            yield dict(zip(names, values, strict=True))
+
+    @cached_property
+    def legal(self) -> tuple[dict[str, Value], ...]:
+        """Every legal config, in a fixed order."""
+        return tuple(config for config in self.points() if self.illegal(config) is None)
+
+    def refusals(self) -> dict[str, int]:
+        """Illegal points counted by the constraint that refuses them first."""
+        counts: dict[str, int] = {}
+        for config in self.points():
+            for constraint in self.constraints:
+                if not constraint.holds(config):
+                    counts[constraint.reason] = counts.get(constraint.reason, 0) + 1
+                    break
+        return counts
