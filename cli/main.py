@@ -1,0 +1,129 @@
+"""The ``k3lab`` command: finds the module of a subcommand, and turns errors into one line and an exit code.
+
+Exit codes: 0 success, 1 a check failed, 2 the call or the input was wrong. Each module of a subcommand
+has either ``app`` (a typer group, named after the command) or ``register(app)``, which adds its commands.
+Only the module of the command that was asked for is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ..kernels.errors import InputError
+
+COMMANDS: dict[str, str] = {
+    "kernels": "kernels",
+    "check": "bench",
+    "time": "bench",
+    "compile": "bench",
+    "predict": "bench",
+    "tune": "tune",
+    "study": "study",
+    "export": "export",
+    "bundle": "export",
+    "decode": "decode",
+    "trace": "trace",
+    "report": "report",
+    "demo": "demo",
+    "new": "new",
+    "doctor": "doctor",
+}
+"""Command to the module of this package that defines it, in the order ``--help`` lists them."""
+
+DESCRIPTION = "Kernel workbench and autotuner for the decode path of Kimi K3."
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"k3lab {version('k3lab')}")
+        raise typer.Exit
+
+
+def build_app(only: str | None = None) -> typer.Typer:
+    """The typer app with the commands of one module, or with all of them."""
+    app = typer.Typer(
+        name="k3lab", help=DESCRIPTION, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+
+    @app.callback()
+    def root(
+        version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    ) -> None:
+        pass
+
+    modules = dict.fromkeys([COMMANDS[only]] if only else COMMANDS.values())
+    for name in modules:
+        if importlib.util.find_spec(f"{__package__}.{name}") is None:
+            continue
+        module = importlib.import_module(f".{name}", __package__)
+        if hasattr(module, "register"):
+            module.register(app)
+        else:
+            app.add_typer(module.app, name=name)
+    return app
+
+
+def _first_word(argv: Sequence[str]) -> str | None:
+    return next((word for word in argv if not word.startswith("-")), None)
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _fail(message: object, code: int = 2) -> int:
+    print(f"k3lab: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _input_errors() -> tuple[type[Exception], ...]:
+    """Exceptions that mean the call or the input was wrong; traces has its own, it imports nothing of ours."""
+    kinds: list[type[Exception]] = [InputError]
+    traces = sys.modules.get(f"{__package__.rpartition('.')[0]}.traces")
+    if traces is not None and hasattr(traces, "TraceError"):
+        kinds.append(traces.TraceError)
+    return tuple(kinds)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line (without the program's name); returns the exit code."""
+    word = _first_word(argv)
+    try:
+        command = typer.main.get_command(build_app(word if word in COMMANDS else None))
+        code = command.main(args=list(argv), prog_name="k3lab", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:
+        # the reader went away (k3lab ... | head): what a process stopped by SIGPIPE returns
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    except Exception as error:
+        if isinstance(error, _input_errors()):
+            return _fail(error)
+        usage = getattr(error, "format_message", None)  # typer's usage errors
+        if usage is not None and hasattr(error, "exit_code"):
+            return _fail(usage())
+        raise
+
+
+def main() -> None:
+    """Entry point of the ``k3lab`` script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

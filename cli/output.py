@@ -1,0 +1,54 @@
+"""How every command prints: a JSON object with ``--json``, rich tables without."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")]
+"""The ``--json`` option every command takes: ``as_json: Json = False``."""
+
+PIPE_WIDTH = 160
+"""Columns of a table that is not printed to a terminal."""
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: dataclasses and mappings become objects, infinities and NaN null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def console(stderr: bool = False) -> Console:
+    """A rich console; wide where its output goes to a file or a pipe, so that tables keep their columns."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made = Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    return made
+
+
+def emit(data: Any, as_json: bool, render: Callable[[Console, Any], None]) -> None:
+    """Print a command's result: the data as JSON, or what ``render(console, data)`` makes of it."""
+    if as_json:
+        print(json.dumps(plain(data), indent=2, ensure_ascii=False))
+    else:
+        render(console(), data)
