@@ -53,7 +53,9 @@ def _tools() -> list[dict[str, Any]]:
     for name in ("ptxas", "cuobjdump", "nvdisasm"):
         folder = env.toolkit_dir()
         path = folder / name if folder and (folder / name).exists() else _triton_tool(name) or shutil.which(name)
-        items.append(_item(name, path is not None, str(path or "not found"), "pip install triton, or set K3LAB_CUDA_BIN"))
+        items.append(
+            _item(name, path is not None, str(path or "not found"), "pip install triton, or set K3LAB_CUDA_BIN")
+        )
     return items
 
 
@@ -71,7 +73,10 @@ def _gpu() -> dict[str, Any]:
     except Exception:  # nvidia-ml-py raises its own error for a missing driver, ImportError where it is not installed
         return _item("GPU", False, "none: no NVIDIA driver answers", needs)
     try:
-        names = [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(pynvml.nvmlDeviceGetCount())]
+        names = [
+            str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
+            for i in range(pynvml.nvmlDeviceGetCount())
+        ]
         driver = str(pynvml.nvmlSystemGetDriverVersion())
     finally:
         pynvml.nvmlShutdown()
@@ -84,7 +89,12 @@ def _folders() -> list[dict[str, Any]]:
     cache = paths.cache_root()
     free = shutil.disk_usage(cache).free / 1e9
     return [
-        _item("cache folder", os.access(cache, os.W_OK), f"{cache} ({free:.0f} GB free)", "set K3LAB_CACHE_DIR to a writable folder"),
+        _item(
+            "cache folder",
+            os.access(cache, os.W_OK),
+            f"{cache} ({free:.0f} GB free)",
+            "set K3LAB_CACHE_DIR to a writable folder",
+        ),
         _item("working folder", os.access(Path.cwd(), os.W_OK), str(Path.cwd()), "change to a folder you may write"),
     ]
 
