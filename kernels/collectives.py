@@ -1,0 +1,234 @@
+"""The three collectives the twins use, and groups of ranks that need no second process.
+
+Sums run in rank order, in FP32 (FP64 for FP64), and are rounded once: every rank gets the same bits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from .errors import InputError
+from .numerics import compute_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Collectives(Protocol):
+    """A tensor-parallel group as seen by one rank."""
+
+    @property
+    def rank(self) -> int:
+        """This rank, from 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks in rank order, rounded once to ``x.dtype``; the same bits on every rank."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Every rank's ``x`` side by side along ``dim``, in rank order."""
+        ...
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's shard, along ``dim``, of the sum over ranks."""
+        ...
+
+
+class CollectiveError(RuntimeError):
+    """A rank was late, left early, failed, or called something else; the message names it."""
+
+
+def _shard(x: Tensor, dim: int, rank: int, size: int) -> Tensor:
+    if x.shape[dim] % size:
+        raise InputError(f"dimension {dim} of size {x.shape[dim]} does not split over {size} ranks")
+    width = x.shape[dim] // size
+    return x.narrow(dim, rank * width, width)
+
+
+def _sum_in_rank_order(parts: list[Tensor]) -> Tensor:
+    total = parts[0].to(compute_dtype(parts[0]))
+    for part in parts[1:]:
+        total = total + part.to(total.dtype)
+    return total.to(parts[0].dtype)
+
+
+@dataclass(frozen=True)
+class SingleRank:
+    """A group of one: every collective returns its input."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """``x``."""
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """``x``."""
+        return x
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """``x``."""
+        return x
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """One rank of a larger group, alone: shapes are right, values are not.
+
+    For timing and demonstrations on one device only. The sum over ranks is this rank's own part, and a
+    gather repeats this rank's shard in place of the others'.
+    """
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise InputError(f"rank {self.rank} is not one of a group of {self.size}; ranks are 0..{self.size - 1}")
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """``x``: the other ranks' parts are missing."""
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """``x`` repeated ``size`` times along ``dim``."""
+        import torch
+
+        return torch.cat([x] * self.size, dim=dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's shard of its own ``x``."""
+        return _shard(x, dim, self.rank, self.size)
+
+
+@dataclass
+class _Exchange:
+    """Where the virtual ranks of one group meet."""
+
+    size: int
+    deadline: float
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    posted: dict[int, dict[int, tuple[str, Any]]] = field(default_factory=dict)
+    taken: dict[int, int] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    failed: list[tuple[int, BaseException]] = field(default_factory=list)
+
+    def end(self, rank: int, error: BaseException | None) -> None:
+        with self.changed:
+            if error is not None:
+                self.failed.append((rank, error))
+            self.finished.add(rank)
+            self.changed.notify_all()
+
+    def swap(self, rank: int, call: int, what: str, value: Any) -> list[Any]:
+        """Post a value for collective number ``call`` and return every rank's."""
+        with self.changed:
+            here = self.posted.setdefault(call, {})
+            here[rank] = (what, value)
+            self.changed.notify_all()
+            while len(here) < self.size:
+                absent = sorted(set(range(self.size)) - set(here))
+                if self.failed:
+                    bad, error = self.failed[0]
+                    raise CollectiveError(f"rank {rank} waits in {what} (call {call}), but rank {bad} failed: {error}")
+                if gone := sorted(self.finished & set(absent)):
+                    raise CollectiveError(f"rank {gone[0]} returned before {what} (call {call}), where rank {rank} waits")
+                left = self.deadline - time.monotonic()
+                if left <= 0:
+                    late = ", ".join(map(str, absent))
+                    raise CollectiveError(f"rank {late} did not reach {what} (call {call}) in time; rank {rank} waited")
+                self.changed.wait(left)
+            for peer in range(self.size):
+                if here[peer][0] != what:
+                    raise CollectiveError(f"call {call}: rank {rank} is in {what}, rank {peer} in {here[peer][0]}")
+            values = [here[peer][1] for peer in range(self.size)]
+            self.taken[call] = self.taken.get(call, 0) + 1
+            if self.taken[call] == self.size:
+                del self.posted[call], self.taken[call]
+            return values
+
+
+class _VirtualRank:
+    """One thread's view of a group of threads."""
+
+    def __init__(self, rank: int, exchange: _Exchange) -> None:
+        self.rank = rank
+        self.size = exchange.size
+        self._exchange = exchange
+        self._calls = 0
+
+    def _swap(self, name: str, x: Tensor, dim: int | None = None) -> list[Tensor]:
+        call, self._calls = self._calls, self._calls + 1
+        what = f"{name} of {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" + ("" if dim is None else f", dim {dim}")
+        # a copy: the caller may change x as soon as this returns, before a slower rank has read it
+        return self._exchange.swap(self.rank, call, what, x.detach().clone())
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return _sum_in_rank_order(self._swap("all_reduce", x))
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        import torch
+
+        return torch.cat(self._swap("all_gather", x, dim), dim=dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        _shard(x, dim, self.rank, self.size)  # refuse before the others are kept waiting
+        return _shard(_sum_in_rank_order(self._swap("reduce_scatter", x, dim)), dim, self.rank, self.size)
+
+
+def run_virtual_ranks(size: int, fn: Callable[[Collectives], T], timeout_s: float = 60.0) -> list[T]:
+    """Run ``fn`` once a rank, in ``size`` threads of this process, and return the results by rank.
+
+    Args:
+        size: Ranks in the group.
+        fn: Called with the rank's :class:`Collectives`; must call the same collectives in the same
+            order on every rank.
+        timeout_s: Seconds for the whole run; every wait ends by then.
+
+    Raises:
+        CollectiveError: a rank was late, returned early, or called another collective; names it.
+        Exception: what the first failing rank raised, with a note that names the rank.
+    """
+    if size < 1:
+        raise InputError(f"a group has at least one rank, got {size}")
+    exchange = _Exchange(size, time.monotonic() + timeout_s)
+    results: dict[int, T] = {}
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = fn(_VirtualRank(rank, exchange))
+        except BaseException as error:
+            exchange.end(rank, error)
+        else:
+            exchange.end(rank, None)
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    with exchange.changed:
+        while len(exchange.finished) < size and not exchange.failed:
+            left = exchange.deadline - time.monotonic()
+            if left <= 0 or not exchange.changed.wait(left):
+                break
+        failed = exchange.failed[:1]
+        late = sorted(set(range(size)) - exchange.finished)
+    if failed:
+        rank, error = failed[0]
+        error.add_note(f"raised on virtual rank {rank} of {size}")
+        raise error
+    if late:
+        raise CollectiveError(f"rank {', '.join(map(str, late))} did not finish within {timeout_s:g} s")
+    return [results[rank] for rank in range(size)]
