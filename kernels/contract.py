@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -231,6 +231,12 @@ class Family(ABC):
     @abstractmethod
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
         """How far an engine's output may lie from the twin's."""
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None] | None:
+        """The same work as a user would write it in PyTorch operators today, on tensors of inputs and
+        outputs on the GPU, capturable in a graph; None where there is no such thing.
+        """
+        return None
 
     def engine(self, name: str) -> Engine:
         """The engine of that name.

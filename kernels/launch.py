@@ -1,0 +1,129 @@
+"""Launching compiled engines through the CUDA driver: the one way a k3lab kernel starts on a GPU.
+
+Checking, timing, and the decode path all use :class:`Runner`, on the cubin that is also exported.
+Launches go to torch's current stream and can be captured in a CUDA graph. Imports torch and the
+driver bindings, so import it from inside functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cuda.bindings.driver as driver
+import torch
+
+from .contract import Compiled, Launch
+
+
+class LaunchError(RuntimeError):
+    """The driver refused to load or launch a kernel."""
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """Values of a driver call, or LaunchError with the driver's own words."""
+    code, *values = result
+    if code != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(code)
+        raise LaunchError(f"{code.name}: {text.decode() if text else 'unknown error'}")
+    return values[0] if len(values) == 1 else values
+
+
+class _Loaded:
+    """One kernel, loaded into the current context, ready for launches."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        # the module keeps no reference to the image, but the image must outlive the call
+        self._module = _checked(driver.cuModuleLoadData(launch.cubin))
+        self.function = _checked(driver.cuModuleGetFunction(self._module, launch.kernel.encode()))
+        attributes = driver.CUfunction_attribute
+        if launch.shared_bytes > 48 * 1024:
+            limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(self.function, limit, launch.shared_bytes))
+        if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 8:
+            wide = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            _checked(driver.cuFuncSetAttribute(self.function, wide, 1))
+
+    def config(self) -> driver.CUlaunchConfig:
+        """Launch configuration without the stream."""
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.launch.block
+        config.sharedMemBytes = self.launch.shared_bytes
+        attributes = []
+        if self.launch.cluster != (1, 1, 1):
+            cluster = driver.CUlaunchAttribute()
+            cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.launch.cluster
+            attributes.append(cluster)
+        if self.launch.pdl:
+            serial = driver.CUlaunchAttribute()
+            serial.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            serial.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(serial)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
+        return config
+
+
+class Runner:
+    """A compiled engine on the current CUDA device."""
+
+    def __init__(self, compiled: Compiled, device: str = "cuda") -> None:
+        torch.cuda.current_stream()  # the driver API needs torch's context to be current
+        torch.zeros(1, device=device)
+        self.compiled = compiled
+        self._loaded = [_Loaded(launch) for launch in compiled.launches]
+        self.buffers = {
+            buffer.name: (torch.zeros if buffer.zeroed else torch.empty)(
+                buffer.shape, dtype=getattr(torch, buffer.dtype), device=device
+            )
+            for buffer in compiled.buffers
+        }
+
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None) -> Callable[[], None]:
+        """A call without arguments that launches on torch's current stream; holds the tensors alive.
+
+        Args:
+            tensors: inputs and outputs by name, contiguous, on the GPU.
+            rows: token rows, at most those compiled for (default: exactly those).
+
+        Raises:
+            ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned.
+        """
+        most = self.compiled.problem.rows
+        rows = most if rows is None else rows
+        if not 1 <= rows <= most:
+            raise ValueError(f"{rows} rows: compiled for 1 to {most}")
+        held = {**self.buffers, **tensors}
+        integers = {**self.compiled.problem.to_json(), "rows": rows}
+        calls = [self._pack(loaded, held, integers) for loaded in self._loaded]
+
+        def call() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            for config, function, pointers, _keep in calls:
+                config.hStream = stream
+                _checked(driver.cuLaunchKernelEx(config, function, pointers, 0))
+
+        call.tensors = held  # type: ignore[attr-defined]  # alive as long as the call
+        return call
+
+    @staticmethod
+    def _pack(loaded: _Loaded, held: Mapping[str, torch.Tensor], integers: Mapping[str, Any]) -> tuple[Any, ...]:
+        values: list[ctypes._SimpleCData] = []
+        for arg in loaded.launch.args:
+            if arg.kind == "null":
+                values.append(ctypes.c_uint64(0))
+            elif arg.kind == "int32":
+                values.append(ctypes.c_int32(integers[arg.name]))
+            else:
+                if arg.name not in held:
+                    raise ValueError(f"{loaded.launch.kernel}: tensor {arg.name!r} is missing")
+                tensor = held[arg.name]
+                if not tensor.is_cuda or not tensor.is_contiguous() or tensor.data_ptr() % 16:
+                    raise ValueError(f"{loaded.launch.kernel}: {arg.name!r} must be a contiguous, 16-byte aligned CUDA tensor")
+                values.append(ctypes.c_uint64(tensor.data_ptr()))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        return loaded.config(), loaded.function, ctypes.addressof(pointers), (values, pointers)

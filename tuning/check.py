@@ -1,0 +1,171 @@
+"""Check an engine against its twin: on the GPU here, or on Triton's interpreter without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..kernels import Compiled, Config, Engine, Family, Problem
+from ..kernels.device import discover
+from .compare import Comparison, compare
+from .compiling import compile_config
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one check."""
+
+    ok: bool
+    how: Literal["gpu", "interpreter", "compiled"]
+    """Where it ran; ``compiled``: nothing could run here, the config was only built (ok is then False)."""
+    reason: str | None
+    """One line where ok is False."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Output name to relative error of the full-row run."""
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    """Every comparison made."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return asdict(self)
+
+
+def row_cases(rows: int) -> list[int]:
+    """Row counts to run with one compiled object: all, odd ones and one, each at most ``rows``."""
+    return list(dict.fromkeys(r for r in (rows, rows - 1, (rows + 1) // 2, 1) if 1 <= r <= rows))
+
+
+def check(
+    family: Family, engine: Engine, problem: Problem, config: Config, seed: int = 0, *, compiled: Compiled | None = None
+) -> CheckResult:
+    """Check on the GPU if there is one, else on the interpreter, else only compile for the engine's first architecture.
+
+    Raises:
+        InputError: the engine refuses the problem.
+    """
+    device = discover()
+    if device is not None:
+        compiled = compiled or compile_config(engine, problem, config, device.arch)
+        return check_compiled(family, compiled, seed)
+    if engine.compiler == "triton":
+        from .interpret import check_interpreted
+
+        return check_interpreted(family, engine, problem, config, seed)
+    compile_config(engine, problem, config, engine.archs[0])
+    return CheckResult(False, "compiled", f"compiled for {engine.archs[0]} only: {engine.compiler} kernels run on a GPU, and none is here")
+
+
+def _rows_of(family: Family, problem: Problem, tensors: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:
+    """The first rows of every output."""
+    return {name: tensors[name][:rows] for name in family.outputs}
+
+
+def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult:
+    """Run on the GPU: poisoned outputs, fresh inputs, fewer rows, a repeat, a graph replay, scratch left clean."""
+    import torch
+
+    from ..kernels.launch import Runner
+
+    problem = compiled.problem
+    inputs = family.inputs(problem, seed, "cuda")
+    outputs = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+        for name, (shape, dtype) in family.output_specs(problem).items()
+    }
+    kept = {name: inputs[name].clone() for name in inputs if name not in family.mutated}
+    twin = family.twin(problem, inputs)
+    runner = Runner(compiled)
+    cases: list[Comparison] = []
+    faults: list[str] = []
+    labelled: list[dict[str, Any]] = []
+
+    def poison() -> None:
+        for tensor in outputs.values():
+            tensor.fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).min)
+
+    def judge(rows: int, how: str) -> None:
+        for name in family.outputs:
+            result = compare(name, outputs[name][:rows], twin[name][:rows], family.tolerance(problem, name))
+            cases.append(result)
+            labelled.append({"rows": rows, "run": how, **result.to_json()})
+            if not result.ok:
+                faults.append(f"rows {rows}, {how}: {result.message}")
+
+    for rows in row_cases(problem.rows):
+        call = runner.bind({**inputs, **outputs}, rows=rows)
+        poison()
+        call()
+        torch.cuda.synchronize()
+        judge(rows, "launch")
+        for name in family.outputs:
+            beyond = outputs[name][rows:]
+            if beyond.is_floating_point() and not bool(beyond.isnan().all()):
+                faults.append(f"rows {rows}: {name} was written beyond its {rows} rows")
+        if faults:
+            break
+    full = runner.bind({**inputs, **outputs})
+    if not faults:
+        _repeatable(full, outputs, poison, faults)
+        judge(problem.rows, "graph replay")
+    for name, before in kept.items():
+        if not torch.equal(before.view(torch.uint8), inputs[name].view(torch.uint8)):
+            faults.append(f"input {name} was changed")
+    for buffer in compiled.buffers:
+        if buffer.zeroed and bool(runner.buffers[buffer.name].any()):
+            faults.append(f"scratch buffer {buffer.name} was not left zeroed for the next launch")
+    errors = {case.output: case.relative for case in cases[: len(family.outputs)]}
+    return CheckResult(not faults, "gpu", faults[0] if faults else None, errors, labelled)
+
+
+def _repeatable(call: Any, outputs: dict[str, torch.Tensor], poison: Any, faults: list[str]) -> None:
+    """The same inputs give the same bits: launched again, and replayed from a graph."""
+    import torch
+
+    def bits() -> list[torch.Tensor]:
+        torch.cuda.synchronize()
+        return [tensor.view(torch.uint8).clone() for tensor in outputs.values()]
+
+    poison()
+    call()
+    first = bits()
+    poison()
+    call()
+    if not all(torch.equal(a, b) for a, b in zip(first, bits(), strict=True)):
+        faults.append("two runs on the same inputs gave different bits")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(3):
+        poison()
+        graph.replay()
+    if not all(torch.equal(a, b) for a, b in zip(first, bits(), strict=True)):
+        faults.append("a graph replay gave other bits than a launch")
+
+
+def interpreted_comparisons(
+    family: Family, engine: Engine, problem: Problem, config: Config, seed: int, rows: Sequence[int]
+) -> CheckResult:
+    """Run on the interpreter in this process, which must have been started with TRITON_INTERPRET=1."""
+    import dataclasses
+
+    faults: list[str] = []
+    labelled: list[dict[str, Any]] = []
+    errors: dict[str, float] = {}
+    for index, count in enumerate(rows):
+        case = dataclasses.replace(problem, rows=count)
+        inputs = family.inputs(case, seed + index, "cpu")
+        got = engine.interpret(case, config, inputs)
+        if got is None:
+            return CheckResult(False, "compiled", f"{engine.name} has no interpreter")
+        twin = family.twin(case, inputs)
+        for name in family.outputs:
+            result = compare(name, got[name], twin[name], family.tolerance(case, name))
+            labelled.append({"rows": count, "run": "interpreter", **result.to_json()})
+            errors.setdefault(name, result.relative)
+            if not result.ok:
+                faults.append(f"rows {count}: {result.message}")
+    return CheckResult(not faults, "interpreter", faults[0] if faults else None, errors, labelled)

@@ -1,0 +1,123 @@
+"""What a cubin says of its kernel: registers, shared memory, spills, instruction mix. No GPU needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..kernels import Compiled, InputError, Launch, env
+
+TOOL_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """Resources of one launch."""
+
+    kernel: str
+    registers: int
+    """A thread."""
+    static_shared_bytes: int
+    """Of the cubin, the system's 1 KB included where the compiler counts it."""
+    dynamic_shared_bytes: int
+    """Asked for at launch."""
+    stack_bytes: int
+    """A thread's stack frame."""
+    spill_instructions: int
+    """Loads and stores of local memory in the machine code: register spills and indexed arrays."""
+    threads: int
+    blocks: int
+    cluster: int
+    """Blocks a cluster."""
+    instructions: dict[str, int]
+    """Machine instructions by base mnemonic, e.g. ``HGMMA``, ``LDG``, ``LDGSTS``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return asdict(self)
+
+
+def tool(name: str) -> str:
+    """Path of ``cuobjdump`` or ``nvdisasm``: K3LAB_CUDA_BIN, Triton's wheel, then PATH.
+
+    Raises:
+        InputError: none of them has it.
+    """
+    folders = [env.toolkit_dir()] if env.toolkit_dir() else []
+    try:
+        import importlib.util
+
+        found = importlib.util.find_spec("triton")
+        if found and found.origin:
+            folders.append(Path(found.origin).parent / "backends" / "nvidia" / "bin")
+    except ImportError:
+        pass
+    for folder in folders:
+        if folder and (folder / name).is_file():
+            return str(folder / name)
+    if on_path := shutil.which(name):
+        return on_path
+    raise InputError(f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it")
+
+
+def _run(name: str, *args: str) -> str:
+    done = subprocess.run([tool(name), *args], capture_output=True, text=True, timeout=TOOL_LIMIT_S)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
+    return done.stdout
+
+
+_MNEMONIC = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)", re.MULTILINE)
+
+
+def sass(cubin: bytes) -> str:
+    """Machine code as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        return _run("nvdisasm", "-c", str(path))
+
+
+def full_mnemonics(text: str) -> Counter[str]:
+    """Instructions of nvdisasm text by full mnemonic, e.g. ``LDG.E.128``."""
+    return Counter(base + suffix for base, suffix in _MNEMONIC.findall(text))
+
+
+def kernel_resources(launch: Launch) -> KernelResources:
+    """Resources of one launch, from its cubin."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(launch.cubin)
+        usage = _run("cuobjdump", "-res-usage", str(path))
+        code = _run("nvdisasm", "-c", str(path))
+    match = re.search(rf"Function {re.escape(launch.kernel)}:\s*\n\s*(.*)", usage)
+    if not match:
+        raise RuntimeError(f"cuobjdump names no kernel {launch.kernel}")
+    numbers = dict(re.findall(r"(\w+)(?:\[\d\])?:(\d+)", match[1]))
+    counts: Counter[str] = Counter()
+    for base, _suffix in _MNEMONIC.findall(code):
+        counts[base] += 1
+    counts.pop("NOP", None)
+    return KernelResources(
+        kernel=launch.kernel,
+        registers=int(numbers["REG"]),
+        static_shared_bytes=int(numbers["SHARED"]),
+        dynamic_shared_bytes=launch.shared_bytes,
+        stack_bytes=int(numbers["STACK"]),
+        spill_instructions=counts["LDL"] + counts["STL"],
+        threads=launch.threads,
+        blocks=launch.grid[0] * launch.grid[1] * launch.grid[2],
+        cluster=launch.cluster[0] * launch.cluster[1] * launch.cluster[2],
+        instructions=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def resources(compiled: Compiled) -> list[KernelResources]:
+    """Resources of every launch of a compiled engine."""
+    return [kernel_resources(launch) for launch in compiled.launches]
