@@ -1,0 +1,63 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need; a second run is quick.
+#   PYTHON=python3.12 make demo        another Python (3.11 or newer)
+#   K3LAB_SYSTEM_PYTHON=1 make demo    no virtual environment: PYTHON with its own torch and triton, as on a GPU host
+#   VENV=/elsewhere make test          the virtual environment in another place
+
+PYTHON ?= python3
+VENV ?= .venv
+ifeq ($(K3LAB_SYSTEM_PYTHON),1)
+override VENV :=
+endif
+
+ifeq ($(strip $(VENV)),)
+RUN := PYTHONPATH="$(CURDIR)/.lint$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
+DEMO_READY := .lint/k3lab
+TEST_READY := .lint/k3lab
+else
+RUN := $(VENV)/bin/python
+DEMO_READY := $(VENV)/.k3lab-ready-run
+TEST_READY := $(VENV)/.k3lab-ready-dev
+endif
+INPUTS := pyproject.toml setup.py constraints.txt .ci/setup_venv
+
+.PHONY: help demo test test-all lint format clean setup
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
+
+demo: $(DEMO_READY)
+	@$(RUN) -m k3lab.cli.main demo --out out/demo $(ARGS)
+
+test: $(TEST_READY)
+	@$(RUN) -m pytest $(ARGS)
+
+test-all: $(TEST_READY)
+	@$(RUN) -m pytest -m "not gpu" $(ARGS)
+
+lint: $(TEST_READY) .lint/k3lab
+	@$(RUN) -m ruff check .
+	@MYPYPATH=.lint $(RUN) -m mypy -p k3lab
+
+format: $(TEST_READY)
+	@$(RUN) -m ruff format .
+	@$(RUN) -m ruff check --fix .
+
+setup: $(TEST_READY)
+
+clean:
+	rm -rf $(VENV) .lint build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# the folders under the name they are imported by, for the type checker and for a Python without our install
+.lint/k3lab:
+	@mkdir -p $@
+	@for folder in kernels tuning traces decode cli; do ln -sfn ../../$$folder $@/$$folder; done
+
+ifneq ($(strip $(VENV)),)
+$(VENV)/.k3lab-ready-run: $(INPUTS)
+	@PYTHON="$(PYTHON)" .ci/setup_venv "$(VENV)" run
+	@touch $@
+
+$(VENV)/.k3lab-ready-dev: $(INPUTS)
+	@PYTHON="$(PYTHON)" .ci/setup_venv "$(VENV)" dev
+	@touch $@ $(VENV)/.k3lab-ready-run
+endif
