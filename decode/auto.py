@@ -1,0 +1,217 @@
+"""The ``auto`` backend's operators: plain PyTorch in the model's dtype, a stand-in for a stock engine.
+
+Every operator is free of data-dependent control flow and of reads from the device, so a step can be
+captured in a CUDA graph. Only chosen experts are read. Both backends read one copy of the weights, so
+the router and the latent projections are sharded here too, where stock engines replicate them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels import ModelCard
+from ..kernels.collectives import Collectives
+from ..kernels.mxfp4 import E2M1, decode_scale
+from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
+
+L2_EPS = 1e-6
+EXPERT_ROWS = 8
+"""Rows whose experts are dequantised at a time: bounds the scratch memory, not the result."""
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm in ``x.dtype``'s wide type, rounded once."""
+    wide = x.to(_wide(x))
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)).to(x.dtype)
+
+
+class AutoOperators:
+    """See :class:`~k3lab.decode.operators.Operators`."""
+
+    name = "auto"
+
+    def __init__(self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0) -> None:
+        """Tables that a captured step must find on the device are made here."""
+        self.card = card
+        self.k_scale = k_scale
+        low = torch.arange(256) % 16
+        high = torch.arange(256) // 16
+        values = torch.tensor(E2M1, dtype=dtype)
+        self._pairs = torch.stack((values[low], values[high]), dim=-1).to(device)  # a byte's two columns
+
+    # -- residual -----------------------------------------------------------------------------
+    def attn_res(self, blocks: Sequence[Tensor], prefix: Tensor, mix: Mix, *, final: bool = False) -> Tensor:
+        """Sources stacked, scored, mixed, normed."""
+        eps = self.card.rms_norm_eps
+        if not blocks:
+            return _rms(prefix, mix.norm, eps)
+        sources = torch.stack((*blocks, prefix), dim=1).to(_wide(prefix))  # [n, K+1, H]
+        query = (mix.res_norm.to(sources.dtype) * mix.res_proj[0].to(sources.dtype))[:, None]
+        scores = (sources @ query).squeeze(-1) * torch.rsqrt(sources.square().mean(-1) + eps)
+        mixed = torch.bmm(scores.softmax(-1)[:, None], sources).squeeze(1)
+        if final:
+            mixed = mixed.to(prefix.dtype)
+        return _rms(mixed, mix.norm, eps).to(prefix.dtype)
+
+    # -- attention ----------------------------------------------------------------------------
+    def attention_projection(self, x: Tensor, attention: KdaAttention | MlaAttention) -> Tensor:
+        """One GEMM on the packed rows."""
+        return F.linear(x, attention.in_proj)
+
+    def kda(
+        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolution of all tokens at once, then the recurrence token by token in FP32."""
+        core, requests = attention.core, state.shape[0]
+        heads, dim = core.a_log.shape[0], core.o_norm.shape[0]
+        wide, width = _wide(proj), heads * dim
+        rank = core.f_b.shape[1]
+        qkv, gate, fa, beta, _pad = proj.split(
+            [3 * width, width, rank, heads, proj.shape[1] - 4 * width - rank - heads], dim=-1
+        )
+        raw = F.linear(fa, core.f_b).to(wide).view(requests, q_len, heads, dim)
+        rate = core.a_log.to(wide).exp().view(heads, 1)
+        decay = torch.exp(self.card.kda_gate_lower_bound * torch.sigmoid(rate * (raw + core.dt_bias.to(wide).view(heads, dim))))
+        beta = torch.sigmoid(beta.to(wide)).view(requests, q_len, heads, 1)
+        history = torch.cat((conv, qkv.view(requests, q_len, 3 * width)), dim=1)  # [B, W-1+q, 3hD]
+        taps = torch.cat((core.conv_q, core.conv_k, core.conv_v)).to(wide)
+        size = taps.shape[1]
+        mixed = F.silu(sum(history[:, j : j + q_len].to(wide) * taps[:, j] for j in range(size)))
+        q, k, v = mixed.view(requests, q_len, 3, heads, dim).unbind(2)
+        q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + L2_EPS) * dim**-0.5
+        k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + L2_EPS)
+        running, outs, states = state, [], []
+        for t in range(q_len):
+            running = running * decay[:, t, :, None, :]
+            error = beta[:, t] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", running, k[:, t]))
+            running = running + error[..., None] * k[:, t, :, None, :]
+            outs.append(torch.einsum("bhvk,bhk->bhv", running, q[:, t]))
+            states.append(running)
+        out = _rms(torch.stack(outs, dim=1), core.o_norm, self.card.rms_norm_eps).view(-1, width)
+        convs = torch.stack([history[:, t + 1 : t + size] for t in range(q_len)], dim=1)
+        return (out * torch.sigmoid(gate.to(wide))).to(proj.dtype), convs, torch.stack(states, dim=1)
+
+    def mla(
+        self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
+    ) -> Tensor:
+        """Absorbed attention over every row a request's block table can hold, masked to its context."""
+        card, core, wide = self.card, attention.core, _wide(proj)
+        eps, nope, rope = card.mla_low_rank_norm_eps, card.qk_nope_head_dim, card.qk_rope_head_dim
+        lora, latent = core.q_a_norm.shape[0], core.kv_a_norm.shape[0]
+        heads, value = core.w_uv.shape[:2]
+        requests, rows = context.shape[0], proj.shape[0]
+        qa, kv, kpe, gate = proj[:, : lora + latent + rope + heads * value].split([lora, latent, rope, heads * value], dim=-1)
+        query = F.linear(_rms(qa, core.q_a_norm, eps), core.q_b).view(rows, heads, nope + rope)
+        absorbed = torch.bmm(query[..., :nope].transpose(0, 1), core.w_uk).transpose(0, 1)  # [n, h, latent]
+        query = torch.cat((absorbed, query[..., nope:]), dim=-1)
+        new = torch.cat((_rms(kv, core.kv_a_norm, eps), kpe), dim=-1)
+
+        size = cache.shape[1]
+        position = context.long()[:, None] + torch.arange(q_len, device=proj.device)  # [B, q]
+        where = block_table.long().gather(1, position // size) * size + position % size
+        fp8 = cache.dtype == torch.float8_e4m3fn
+        if fp8:
+            new = (new.to(wide) / self.k_scale).clamp(-448, 448).to(cache.dtype)
+            query = query.to(wide).clamp(-448, 448).to(cache.dtype)
+            # indexed writes know no FP8: the bytes are the same
+            cache.view(torch.uint8).flatten(0, 1)[where.flatten()] = new.view(torch.uint8)
+            keys = cache.view(torch.uint8)[block_table.long()].view(cache.dtype).flatten(1, 2).to(wide) * self.k_scale
+        else:
+            cache.flatten(0, 1)[where.flatten()] = new.to(cache.dtype)
+            keys = cache[block_table.long()].flatten(1, 2).to(wide)  # [B, tokens, latent + rope]
+        query = query.to(wide).view(requests, q_len * heads, latent + rope)
+        scores = (torch.bmm(query, keys.transpose(1, 2)) * (nope + rope) ** -0.5).view(requests, q_len, heads, -1)
+        hidden = torch.arange(scores.shape[-1], device=proj.device) > position[..., None]
+        weight = scores.masked_fill(hidden[:, :, None], float("-inf")).softmax(-1)
+        mixed = torch.bmm(weight.view(requests, q_len * heads, -1), keys[..., :latent]).to(proj.dtype)
+        out = torch.bmm(mixed.view(rows, heads, latent).transpose(0, 1), core.w_uv.transpose(1, 2)).transpose(0, 1)
+        return (out.reshape(rows, -1).to(wide) * torch.sigmoid(gate.to(wide))).to(proj.dtype)
+
+    def output_projection(
+        self, x: Tensor, w_o: Tensor, prefix: Tensor | None, blocks: Sequence[Tensor], mix: Mix, comm: Collectives
+    ) -> tuple[Tensor, Tensor]:
+        """GEMM, all-reduce, add, AttnRes."""
+        out = comm.all_reduce(F.linear(x, w_o))
+        prefix = out if prefix is None else prefix + out
+        return prefix, self.attn_res(blocks, prefix, mix)
+
+    # -- MLP ----------------------------------------------------------------------------------
+    def _situ(self, gate: Tensor, up: Tensor) -> Tensor:
+        beta, linear = self.card.situ_beta, self.card.situ_linear_beta
+        g, u = gate.to(_wide(gate)), up.to(_wide(up))
+        return (beta * torch.tanh(g / beta) * torch.sigmoid(g) * linear * torch.tanh(u / linear)).to(gate.dtype)
+
+    def _dequantize(self, packed: Tensor, scale: Tensor) -> Tensor:
+        pairs = self._pairs[packed.int()].flatten(-2)
+        scales = decode_scale(scale).to(pairs.dtype)
+        return (pairs.unflatten(-1, (scale.shape[-1], -1)) * scales[..., None]).flatten(-2)
+
+    def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
+        """Two GEMMs, two gathers, sigmoid, a stable sort (ties to the lower id)."""
+        wide = _wide(x)
+        scores = torch.sigmoid(comm.all_gather(x.to(wide) @ mlp.router.to(wide).T, dim=-1))
+        latent = comm.all_gather(F.linear(x, mlp.latent_down), dim=-1)
+        order = torch.sort(scores + mlp.correction_bias.to(wide), dim=-1, descending=True, stable=True).indices
+        ids = order[:, : self.card.num_experts_per_token]
+        chosen = scores.gather(1, ids)
+        return ids, chosen / (chosen.sum(-1, keepdim=True) + 1e-20) * self.card.routed_scaling_factor, latent
+
+    def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
+        """The chosen experts' bytes are gathered and dequantised; one batched GEMV a projection."""
+        wide, bank, parts = _wide(latent), mlp.experts, []
+        for start in range(0, latent.shape[0], EXPERT_ROWS):
+            z, chosen = latent[start : start + EXPERT_ROWS], ids[start : start + EXPERT_ROWS]
+            count, top = chosen.shape
+            flat = chosen.flatten()
+            column = z[:, None].expand(count, top, -1).reshape(count * top, -1, 1)
+            gate = torch.bmm(self._dequantize(bank.w1[flat], bank.w1_scale[flat]), column)
+            up = torch.bmm(self._dequantize(bank.w3[flat], bank.w3_scale[flat]), column)
+            out = torch.bmm(self._dequantize(bank.w2[flat], bank.w2_scale[flat]), self._situ(gate, up))
+            share = weights[start : start + EXPERT_ROWS, :, None].to(wide)
+            parts.append((out.view(count, top, -1).to(wide) * share).sum(1).to(latent.dtype))
+        return torch.cat(parts), self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+
+    def _mlp(self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(self._situ(F.linear(x, gate), F.linear(x, up)), down)
+
+    def moe_tail(
+        self,
+        latent_partial: Tensor,
+        shared_partial: Tensor,
+        mlp: MoeMlp,
+        prefix: Tensor,
+        blocks: Sequence[Tensor],
+        mix: Mix,
+        comm: Collectives,
+        *,
+        final: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """All-reduce, norm, sharded up-projection beside a reduce-scatter, gather, add, AttnRes."""
+        latent = _rms(comm.all_reduce(latent_partial), mlp.latent_norm, self.card.rms_norm_eps)
+        own = F.linear(latent, mlp.latent_up) + comm.reduce_scatter(shared_partial, dim=-1)
+        prefix = prefix + comm.all_gather(own, dim=-1)
+        return prefix, self.attn_res(blocks, prefix, mix, final=final)
+
+    def dense(self, x: Tensor, mlp: DenseMlp, prefix: Tensor, comm: Collectives) -> Tensor:
+        """Two GEMMs, SiTU, one GEMM, all-reduce, add."""
+        return prefix + comm.all_reduce(self._mlp(x, mlp.gate, mlp.up, mlp.down))
+
+    # -- ends ---------------------------------------------------------------------------------
+    def embed(self, ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
+        """Own rows looked up, others zero, all-reduce."""
+        local = ids - comm.rank * table.shape[0]
+        mine = (local >= 0) & (local < table.shape[0])
+        rows = F.embedding(local.clamp(0, table.shape[0] - 1), table)
+        return comm.all_reduce(rows * mine[:, None].to(rows.dtype))
+
+    def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """GEMM, all-gather."""
+        return comm.all_gather(F.linear(h, w), dim=-1)

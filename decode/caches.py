@@ -1,0 +1,213 @@
+"""What a rank remembers between steps: paged MLA rows, KDA states, convolution history, context lengths.
+
+Every request owns a slot. KDA state and history are kept after every token of the last step (at most
+``max_verify``), and the next step reads the snapshot of the last accepted token: rolling back a verify
+step is choosing another snapshot. MLA rows of rejected tokens are simply overwritten, because rows at
+or beyond the context length are never read. Lengths and block tables are kept on the host, for
+allocation, and on the device, for the step; nothing here reads back from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..kernels import InputError, ModelCard
+
+
+class DecodeCache:
+    """Caches of one rank for up to ``max_requests`` requests.
+
+    Attributes:
+        kda_states: per KDA layer [requests, verify, h/T, V, K], FP32 (FP64 in an FP64 model).
+        kda_convs: per KDA layer [requests, verify, W-1, 3hD/T], raw projections in the model's dtype.
+        mla: per MLA layer [blocks, block_size, kv_lora + rope], BF16, FP8 E4M3 or FP64.
+        block_table: [requests, blocks a request], int32; unused entries point at block 0.
+        context: [requests], int32, accepted tokens.
+        snapshot: [requests], int64, which snapshot the next step starts from.
+    """
+
+    def __init__(
+        self,
+        card: ModelCard,
+        *,
+        tp: int = 1,
+        max_requests: int,
+        max_context: int,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None = None,
+        max_verify: int = 1,
+        block_size: int = 16,
+        blocks: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``.
+
+        Raises:
+            InputError: a size below 1, or TP does not divide.
+        """
+        card.check_tp(tp)
+        sizes = {"max_requests": max_requests, "max_context": max_context, "max_verify": max_verify, "block_size": block_size}
+        for name, size in sizes.items():
+            if size < 1:
+                raise InputError(f"{name} is {size}, must be at least 1")
+        self.card, self.tp = card, tp
+        self.max_requests, self.max_context, self.max_verify = max_requests, max_context, max_verify
+        self.block_size = block_size
+        per_request = -(-max_context // block_size)
+        self.blocks = max_requests * per_request if blocks is None else blocks
+        heads, dim = card.kda_num_heads // tp, card.kda_head_dim
+        state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        kinds = list(enumerate(card.layer_kinds))
+        snapshots = (max_requests, max_verify)
+        history = (card.kda_conv_size - 1, 3 * heads * dim)
+        self.kda_states = {
+            layer: torch.zeros(*snapshots, heads, dim, dim, dtype=state_dtype, device=device)
+            for layer, kind in kinds
+            if kind == "kda"
+        }
+        self.kda_convs = {layer: torch.zeros(*snapshots, *history, dtype=dtype, device=device) for layer in self.kda_states}
+        row = card.kv_lora_rank + card.qk_rope_head_dim
+        self.mla = {
+            layer: torch.zeros(self.blocks, block_size, row, dtype=cache_dtype or dtype, device=device)
+            for layer, kind in kinds
+            if kind == "mla"
+        }
+        self.block_table = torch.zeros(max_requests, per_request, dtype=torch.int32, device=device)
+        self.context = torch.zeros(max_requests, dtype=torch.int32, device=device)
+        self.snapshot = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self._free_blocks = list(range(self.blocks - 1, -1, -1))
+        self._owned: dict[int, list[int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._pending: dict[int, int] = {}
+
+    # -- requests -----------------------------------------------------------------------------
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots in use, ascending."""
+        return tuple(sorted(self._lengths))
+
+    @property
+    def free_blocks(self) -> int:
+        """MLA blocks nobody owns."""
+        return len(self._free_blocks)
+
+    def length(self, slot: int) -> int:
+        """Accepted tokens of a request."""
+        self._known(slot)
+        return self._lengths[slot]
+
+    def _known(self, slot: int) -> None:
+        if slot not in self._lengths:
+            raise InputError(f"slot {slot} holds no request; slots in use: {', '.join(map(str, self.slots)) or 'none'}")
+
+    def add(self) -> int:
+        """Admit a request with an empty context; returns its slot.
+
+        Raises:
+            InputError: every slot is taken.
+        """
+        free = [slot for slot in range(self.max_requests) if slot not in self._lengths]
+        if not free:
+            raise InputError(f"the cache is full: it holds {self.max_requests} requests; release one or make max_requests larger")
+        slot = free[0]
+        self._lengths[slot], self._owned[slot] = 0, []
+        self.context[slot] = 0
+        self.snapshot[slot] = 0
+        for buffers in (self.kda_states, self.kda_convs):
+            for buffer in buffers.values():
+                buffer[slot, 0].zero_()
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Forget a request and take its blocks back."""
+        self._known(slot)
+        self._free_blocks.extend(reversed(self._owned.pop(slot)))
+        self._lengths.pop(slot)
+        self._pending.pop(slot, None)
+        self.block_table[slot].zero_()
+
+    # -- a step -------------------------------------------------------------------------------
+    def reserve(self, slots: Sequence[int], tokens: int) -> None:
+        """Give every request blocks for ``tokens`` more tokens; all of them or none.
+
+        Raises:
+            InputError: a context would exceed ``max_context``, or the blocks do not suffice.
+        """
+        wanted: dict[int, int] = {}
+        for slot in slots:
+            self._known(slot)
+            length = self._lengths[slot] + tokens
+            if length > self.max_context:
+                raise InputError(
+                    f"the cache is full: request {slot} needs a context of {length} tokens, max_context is {self.max_context}"
+                )
+            wanted[slot] = -(-length // self.block_size) - len(self._owned[slot])
+        need = sum(max(0, count) for count in wanted.values())
+        if need > len(self._free_blocks):
+            raise InputError(
+                f"the cache is full: the step needs {need} more blocks of {self.block_size} tokens, {len(self._free_blocks)}"
+                f" of {self.blocks} are free; release a request or make blocks larger"
+            )
+        for slot, count in wanted.items():
+            if count > 0:
+                owned = self._owned[slot]
+                owned.extend(self._free_blocks.pop() for _ in range(count))
+                self.block_table[slot, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+
+    def begin(self, slots: Sequence[int], q_len: int) -> None:
+        """Host side of a step of ``q_len`` tokens a request: checks, and blocks for the new rows.
+
+        Raises:
+            InputError: no request, one twice, one with an unaccepted step, ``q_len`` out of range, or full.
+        """
+        if not slots or len(set(slots)) != len(slots):
+            raise InputError(f"a step needs one or more different requests, not slots {list(slots)}")
+        if not 1 <= q_len <= self.max_verify:
+            raise InputError(f"a step of {q_len} tokens a request: this cache keeps snapshots for 1 to {self.max_verify}")
+        waiting = [slot for slot in slots if slot in self._pending]
+        if waiting:
+            raise InputError(f"request {waiting[0]} has an unaccepted step of {self._pending[waiting[0]]} tokens; accept it first")
+        self.reserve(slots, q_len)
+        self._pending.update(dict.fromkeys(slots, q_len))
+
+    def accept(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Keep the first ``counts[i]`` tokens of the last step of ``slots[i]``; the rest never happened.
+
+        Raises:
+            InputError: a request without a step, or a count outside 1..q_len.
+        """
+        if len(slots) != len(counts):
+            raise InputError(f"accept got {len(slots)} requests and {len(counts)} counts; one count a request")
+        for slot, count in zip(slots, counts, strict=True):
+            if slot not in self._pending:
+                raise InputError(f"request {slot} has no step to accept")
+            if not 1 <= count <= self._pending[slot]:
+                raise InputError(f"request {slot}: {count} accepted tokens, its step had {self._pending[slot]}")
+        device = self.context.device
+        self.advance(torch.tensor(slots, device=device), torch.tensor(counts, dtype=torch.int32, device=device))
+        self.note_accepted(slots, counts)
+
+    def note_accepted(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Host side of :meth:`accept`, for steps whose device side ran inside a captured graph."""
+        for slot, count in zip(slots, counts, strict=True):
+            self._lengths[slot] += count
+            self._pending.pop(slot, None)
+
+    def advance(self, slots: torch.Tensor, counts: torch.Tensor) -> None:
+        """Device side of :meth:`accept`: int64 slots [B], int32 counts [B]; can be captured."""
+        self.context.index_add_(0, slots, counts)
+        self.snapshot[slots] = counts.long() - 1
+
+    # -- what the step reads and writes ---------------------------------------------------------
+    def kda_read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Conv history [B, W-1, 3hD/T] and state [B, h/T, V, K] after the last accepted token."""
+        chosen = self.snapshot[slots]
+        return self.kda_convs[layer][slots, chosen], self.kda_states[layer][slots, chosen]
+
+    def kda_write(self, layer: int, slots: torch.Tensor, convs: torch.Tensor, states: torch.Tensor) -> None:
+        """Snapshots after every token of the step: [B, q, ...]."""
+        q_len = states.shape[1]
+        self.kda_convs[layer][slots, :q_len] = convs
+        self.kda_states[layer][slots, :q_len] = states
