@@ -21,6 +21,15 @@ GROUP = 32
 """Columns that share a scale."""
 Rounding = Literal["floor", "ceil"]
 
+ROUNDINGS: dict[str, tuple[Rounding | None, Rounding | None]] = {
+    "bf16": (None, None),
+    "mxfp8_floor": ("floor", "floor"),
+    "mxfp8_ceil": ("ceil", "ceil"),
+    "mxfp8_ceil_floor": ("ceil", "floor"),
+}
+"""Activation mode of the experts to the MXFP8 scale rounding of (latent, hidden); None keeps BF16. The
+specialised serving path runs ``mxfp8_ceil_floor`` at TP8 and ``mxfp8_ceil`` at TP16."""
+
 
 def pack(codes: Tensor) -> Tensor:
     """4-bit codes, uint8 [..., K], to bytes [..., K/2]: column 2j in the low nibble of byte j."""

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..mxfp4 import Rounding, dequantize, quantize_mxfp8
+from ..mxfp4 import ROUNDINGS, Rounding, dequantize, quantize_mxfp8
 from ..numerics import compute_dtype, linear, situ
-
-Activations = Literal["bf16", "mxfp8_floor", "mxfp8_ceil", "mxfp8_ceil_floor"]
-
-ROUNDINGS: dict[str, tuple[Rounding | None, Rounding | None]] = {
-    "bf16": (None, None),
-    "mxfp8_floor": ("floor", "floor"),
-    "mxfp8_ceil": ("ceil", "ceil"),
-    "mxfp8_ceil_floor": ("ceil", "floor"),
-}
-"""Activation mode to the MXFP8 scale rounding of (latent, hidden); None keeps BF16. The specialised
-serving path runs ``mxfp8_ceil_floor`` at TP8 and ``mxfp8_ceil`` at TP16."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +42,7 @@ def routed(
     *,
     beta: float,
     linear_beta: float,
-    activations: Activations = "bf16",
+    activations: str = "bf16",
     fused_rounding: bool = True,
 ) -> Tensor:
     """Weighted sum of the chosen experts' outputs: this rank's partial, [n, L] in ``latent.dtype``.
@@ -70,7 +58,7 @@ def routed(
         experts: This rank's slice.
         beta: Of SiTU.
         linear_beta: Of SiTU.
-        activations: ``bf16`` (weight-only) or an MXFP8 mode of :data:`ROUNDINGS`, which quantises the
+        activations: ``bf16`` (weight-only) or an MXFP8 mode of :data:`k3lab.kernels.mxfp4.ROUNDINGS`, which quantises the
             latent and the hidden values.
         fused_rounding: True keeps gate and up in the compute dtype, so the hidden value is rounded once
             (to ``latent.dtype`` or to MXFP8); False rounds gate, up and hidden to ``latent.dtype``.

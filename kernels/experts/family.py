@@ -1,0 +1,150 @@
+"""The family: problem, inputs, bytes and tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..contract import Problem, Tensors, Tolerance, Traffic
+from ..model_card import ModelCard
+from ..mxfp4 import GROUP, ROUNDINGS
+from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+PACKED = ("w1", "w1_scale", "w3", "w3_scale", "w2", "w2_scale")
+
+
+@dataclass(frozen=True)
+class Experts(Problem):
+    """Routed MXFP4 experts and the shared expert, on one rank's slice of the intermediate width."""
+
+    kind: str
+    """Activation mode, see :data:`k3lab.kernels.mxfp4.ROUNDINGS`."""
+    hidden: int
+    latent: int
+    experts: int
+    top_k: int
+    intermediate: int
+    """Of a routed expert on one rank."""
+    shared_intermediate: int
+    """Of the shared expert on one rank."""
+    beta: float
+    linear_beta: float
+
+    @property
+    def label(self) -> str:
+        """E.g. ``bf16-tp16-rows8``."""
+        return f"{self.kind}-tp{self.tp}-rows{self.rows}"
+
+    @property
+    def distinct(self) -> float:
+        """Experts hit in the mean if every token chooses uniformly."""
+        return self.experts * (1 - (1 - self.top_k / self.experts) ** self.rows)
+
+
+class ExpertsFamily(TwinFamily):
+    """See :class:`Experts`. Both outputs are this rank's partial sums."""
+
+    name = "experts"
+    title = "routed MXFP4 experts and the shared expert"
+    outputs = ("latent_partial", "shared_partial")
+    rotated = (*PACKED, "gate", "up", "down")
+    problem_type = Experts
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Activation modes."""
+        return tuple(ROUNDINGS)
+
+    def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> Experts:
+        """See :meth:`Family.problem`; ``kind`` defaults to ``bf16``, what the checkpoint asks for."""
+        kind = kind or "bf16"
+        self.check(card, tp, rows, kind)
+        return Experts(
+            tp, rows, kind, card.hidden_size, card.routed_expert_hidden_size, card.num_experts,
+            card.num_experts_per_token, card.moe_intermediate_size // tp, card.shared_intermediate_size // tp,
+            card.situ_beta, card.situ_linear_beta,
+        )  # fmt: skip
+
+    def draws(self, problem: Problem) -> dict[str, Draw]:
+        """Random codes under scales 2^-8..2^-6, so that expert weights have a standard deviation near 0.03."""
+        assert isinstance(problem, Experts)
+        rows, hidden, latent, inner = problem.rows, problem.hidden, problem.latent, problem.intermediate
+
+        def packed(*shape: int) -> Draw:
+            return Draw((problem.experts, *shape), dtype="uint8")
+
+        def scale(*shape: int) -> Draw:
+            return Draw((problem.experts, *shape), dtype="uint8", low=119, high=122)
+
+        return {
+            "latent": Draw((rows, latent)),
+            "ids": Draw((rows, problem.top_k), dtype="int64", high=problem.experts),
+            "weights": Draw((rows, problem.top_k), dtype="float32", std=0.1 / problem.top_k, mean=1 / problem.top_k),
+            "w1": packed(inner, latent // 2),
+            "w1_scale": scale(inner, latent // GROUP),
+            "w3": packed(inner, latent // 2),
+            "w3_scale": scale(inner, latent // GROUP),
+            "w2": packed(latent, inner // 2),
+            "w2_scale": scale(latent, inner // GROUP),
+            "x": Draw((rows, hidden)),
+            "gate": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
+            "up": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
+            "down": Draw((hidden, problem.shared_intermediate), std=(problem.shared_intermediate * problem.tp) ** -0.5),
+        }
+
+    def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """As drawn, but every token's experts are distinct and uniform."""
+        import torch
+
+        assert isinstance(problem, Experts)
+        inputs = super().inputs(problem, seed, device)
+        generator = torch.Generator(device).manual_seed(seed)
+        chances = torch.rand((problem.rows, problem.experts), generator=generator, device=device)
+        return {**inputs, "ids": chances.topk(problem.top_k, dim=-1).indices}
+
+    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+        """``latent_partial`` [rows, latent], ``shared_partial`` [rows, hidden]."""
+        assert isinstance(problem, Experts)
+        return {
+            "latent_partial": ((problem.rows, problem.latent), "bfloat16"),
+            "shared_partial": ((problem.rows, problem.hidden), "bfloat16"),
+        }
+
+    def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """In FP32, rounded only to MXFP8 where the kind asks for it."""
+        from .twin import ExpertWeights, routed, shared
+
+        assert isinstance(problem, Experts)
+        t = in_fp32(inputs)
+        situ = {"beta": problem.beta, "linear_beta": problem.linear_beta}
+        experts = ExpertWeights(**{name: t[name] for name in PACKED})
+        latent = routed(t["latent"], t["ids"], t["weights"], experts, activations=problem.kind, **situ)
+        return {"latent_partial": latent, "shared_partial": shared(t["x"], t["gate"], t["up"], t["down"], **situ)}
+
+    def flops(self, problem: Problem) -> int:
+        """Three projections of each routed pair, and of the shared expert."""
+        assert isinstance(problem, Experts)
+        per_row = problem.top_k * problem.latent * problem.intermediate + problem.hidden * problem.shared_intermediate
+        return 6 * problem.rows * per_row
+
+    def traffic(self, problem: Problem) -> Traffic:
+        """Only the distinct experts that uniform routing hits are read."""
+        assert isinstance(problem, Experts)
+        whole = super().traffic(problem)
+        one = sum(draw.bytes for name, draw in self.draws(problem).items() if name in PACKED) / problem.experts
+        return replace(whole, weight_bytes=whole.weight_bytes - round((problem.experts - problem.distinct) * one))
+
+    def tolerance(self, problem: Problem, output: str) -> Tolerance:
+        """Hidden, expert output and sum are rounded; gate and up too in the shared expert."""
+        assert isinstance(problem, Experts)
+        if output == "shared_partial":
+            length = problem.hidden + problem.shared_intermediate
+            return rounding_tolerance(4, length, "gate, up, hidden, partial sum")
+        length = problem.latent + problem.intermediate
+        return rounding_tolerance(3, length, "hidden value or its MXFP8 code at a tie, expert output, weighted sum")
+
+
+FAMILY = ExpertsFamily()

@@ -1,0 +1,101 @@
+"""The family: problem, inputs, bytes and tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..contract import Problem, Tensors, Tolerance
+from ..model_card import ModelCard
+from ..twin_family import Draw, TwinFamily, attn_res_draws, in_fp32, rounding_tolerance
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OutputProjection(Problem):
+    """o-proj of this rank's heads, all-reduce, residual, AttnRes and the norm before the MLP."""
+
+    kind: str
+    """``kda`` or ``mla``; ``restart`` where the running residual starts anew (block-start layers, all KDA)."""
+    width: int
+    """Attention output of one rank, D/T."""
+    hidden: int
+    blocks: int
+    """Saved blocks: the most a step has."""
+    eps: float
+
+    @property
+    def label(self) -> str:
+        """E.g. ``kda-tp16-rows8``."""
+        return f"{self.kind}-tp{self.tp}-rows{self.rows}"
+
+
+class OutputProjectionFamily(TwinFamily):
+    """See :class:`OutputProjection`. Inputs and twin are one rank's alone: its peers' partial sums are zero."""
+
+    name = "output_projection"
+    title = "output projection, all-reduce, residual, AttnRes and norm"
+    outputs = ("prefix", "mlp_input")
+    rotated = ("w_o", "res_norm", "res_proj", "norm_w")
+    problem_type = OutputProjection
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Layer kinds, and the layer that restarts the residual."""
+        return ("kda", "mla", "restart")
+
+    def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> OutputProjection:
+        """See :meth:`Family.problem`; ``kind`` defaults to ``kda``."""
+        kind = kind or "kda"
+        self.check(card, tp, rows, kind)
+        width = (card.mla_dim if kind == "mla" else card.kda_dim) // tp
+        return OutputProjection(
+            tp, rows, kind, width, card.hidden_size, card.num_attn_res_blocks, card.rms_norm_eps
+        )  # fmt: skip
+
+    def draws(self, problem: Problem) -> dict[str, Draw]:
+        """A gated attention output, and a projection that keeps its magnitude over all ranks."""
+        assert isinstance(problem, OutputProjection)
+        draws = {
+            "x": Draw((problem.rows, problem.width)),
+            "w_o": Draw((problem.hidden, problem.width), std=(problem.width * problem.tp) ** -0.5),
+            **attn_res_draws(problem.rows, problem.hidden, problem.blocks),
+        }
+        if problem.kind == "restart":
+            del draws["prefix"]
+        return draws
+
+    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Both [rows, hidden]."""
+        assert isinstance(problem, OutputProjection)
+        return dict.fromkeys(self.outputs, ((problem.rows, problem.hidden), "bfloat16"))
+
+    def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """In FP32, not rounded; this rank alone."""
+        from ..collectives import StandIn
+        from .twin import output_projection
+
+        assert isinstance(problem, OutputProjection)
+        t = in_fp32(inputs)
+        prefix, mlp_input = output_projection(
+            t["x"], t["w_o"], t.get("prefix"), list(t["blocks"]), t["res_norm"], t["res_proj"], t["norm_w"],
+            eps=problem.eps, comm=StandIn(0, problem.tp),
+        )  # fmt: skip
+        return {"prefix": prefix, "mlp_input": mlp_input}
+
+    def flops(self, problem: Problem) -> int:
+        """The projection, and six per AttnRes source element."""
+        assert isinstance(problem, OutputProjection)
+        return 2 * problem.rows * problem.hidden * (problem.width + 3 * (problem.blocks + 1))
+
+    def tolerance(self, problem: Problem, output: str) -> Tolerance:
+        """Partial, sum over ranks and residual; one more for the norm."""
+        assert isinstance(problem, OutputProjection)
+        if output == "prefix":
+            return rounding_tolerance(2, problem.width * problem.tp, "partial sum, residual")
+        return rounding_tolerance(3, problem.width * problem.tp + problem.hidden, "partial sum, residual, norm")
+
+
+FAMILY = OutputProjectionFamily()
