@@ -60,27 +60,24 @@ def _tools() -> list[dict[str, Any]]:
 
 
 def _gpu() -> dict[str, Any]:
-    """The GPUs the driver reports, without creating a CUDA context."""
+    """The GPUs of this machine."""
     from ..kernels import env
 
     needs = "needs an NVIDIA driver; without one: check on the interpreter, compile, predicted tuning, twins, traces"
     if env.no_gpu():
         return _item("GPU", False, "K3LAB_NO_GPU is set", "unset K3LAB_NO_GPU to measure")
     try:
-        import pynvml
+        from ..kernels.device import Device, discover
 
-        pynvml.nvmlInit()
-    except Exception:  # nvidia-ml-py raises its own error for a missing driver, ImportError where it is not installed
-        return _item("GPU", False, "none: no NVIDIA driver answers", needs)
-    try:
-        names = [
-            str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
-            for i in range(pynvml.nvmlDeviceGetCount())
-        ]
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
-    return _item("GPU", bool(names), f"{', '.join(names) or 'none'} (driver {driver})", needs)
+        found: list[Device] = []
+        while (device := discover(len(found))) is not None:
+            found.append(device)
+    except ImportError:
+        return _item("GPU", False, "cannot look without torch", "pip install torch")
+    if not found:
+        return _item("GPU", False, "none that torch can use", needs)
+    names = ", ".join(f"{device.name} ({device.arch}, {device.sms} SMs)" for device in found)
+    return _item("GPU", True, f"{names}; driver {found[0].driver}")
 
 
 def _folders() -> list[dict[str, Any]]:

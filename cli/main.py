@@ -96,6 +96,8 @@ def _input_errors() -> tuple[type[Exception], ...]:
 def run(argv: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code."""
     word = _first_word(argv)
+    if word is not None and word not in COMMANDS:
+        return _fail(f"unknown command {word!r}; commands: {', '.join(COMMANDS)}")
     try:
         command = typer.main.get_command(build_app(word if word in COMMANDS else None))
         code = command.main(args=list(argv), prog_name="k3lab", standalone_mode=False)
