@@ -1,0 +1,99 @@
+"""What a worker of the tests does in place of compiling, checking and timing: a latency model, and faults on demand.
+
+``FAKE_SECONDS`` slows every evaluation down; ``FAKE_LOG`` names a file that gets one line an evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import zlib
+from typing import Any
+
+from k3lab.kernels import config_digest
+from k3lab.tuning.evaluate import build_payload
+from k3lab.tuning.outcome import Outcome, Status, failure
+
+
+def latency_us(engine: str, config: dict[str, Any]) -> float:
+    """A smooth model with a tie: the best small config is tile 4, deep; mode changes almost nothing."""
+    if engine == "small":
+        return 20 + abs(config["tile"] - 4) * 3 - 2 * config["deep"] + (0.01 if config["mode"] == "a" else 0.0)
+    if engine == "large":
+        return 10 + (config["p"] - 3) ** 2 + (config["q"] - 5) ** 2 + config["r"] + 0.5 * config["s"]
+    return 5.0 + config["n"]
+
+
+def _break(fault: str) -> Outcome | None:
+    """Do what the config is meant to do; None if it is nothing."""
+    if fault in ("exit", "check_exit"):
+        print("last words", flush=True)
+        os._exit(3)
+    if fault == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault in ("hang", "check_hang"):
+        time.sleep(3600)
+    if fault in ("raise", "check_raise"):
+        raise ValueError("no such\ninstruction")
+    if fault == "wrong":
+        return failure(Status.WRONG, "out differs by 0.5")
+    if fault == "oom":
+        raise type("OutOfMemoryError", (RuntimeError,), {})("tried to allocate 80 GiB")
+    if fault == "memory":
+        raise MemoryError("host")
+    if fault == "unstable":
+        return failure(Status.UNSTABLE, "spread 40%")
+    if fault == "illegal":
+        return failure(Status.ILLEGAL, "needs 1 MB of shared memory")
+    return None
+
+
+def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
+    config = dict(task.job.config)
+    if log := os.environ.get("FAKE_LOG"):
+        with open(log, "a") as file:
+            file.write(json.dumps([task.job.kind, config_digest(config), os.getpid()]) + "\n")
+    stage("compile")
+    fault = config.get("fault", "none")
+    time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
+    if fault == "prints":
+        print('{"event": "done"}', flush=True)
+        os.write(1, b"a library writes to fd 1\n")
+    if fault in ("exit", "segv", "hang", "raise", "illegal") and (broken := _break(fault)):
+        return broken
+    stage("check")
+    if broken := _break(fault):
+        return broken
+    stage("time")
+    value = float("nan") if fault == "nan" else latency_us(task.engine.name, config)
+    kernel = {"kernel": "k3_fake", "registers": 32, "threads": 128, "dynamic_shared_bytes": 1024 * config.get("tile", 1)}
+    if not measured:
+        return Outcome(Status.OK, value=value, resources=(kernel,), prediction={"microseconds": value, "relative_error": 0.001})
+    noise = zlib.crc32(f"{config_digest(config)}{task.job.seed}".encode()) % 100 / 100_000  # up to 0.1 %
+    return Outcome(Status.OK, value=value * (1 + noise), resources=(kernel,), timing={"cold_us": value, "spread": 0.002})
+
+
+def predict(task: Any, stage: Any) -> Outcome:
+    """The latency model."""
+    return _evaluate(task, stage, measured=False)
+
+
+def measure(task: Any, stage: Any) -> Outcome:
+    """The latency model with noise."""
+    return _evaluate(task, stage, measured=True)
+
+
+retime = measure
+
+
+def build(task: Any, stage: Any) -> Outcome:
+    """The fake engine's cubin."""
+    stage("compile")
+    compiled = task.engine.compile(task.problem, task.job.config, task.job.arch)
+    resources = [
+        {"kernel": launch.kernel, "registers": 32, "static_shared_bytes": 0, "dynamic_shared_bytes": 1024, "spill_instructions": 0}
+        for launch in compiled.launches
+    ]
+    return Outcome(Status.OK, value=1.0, payload=build_payload(compiled, resources))

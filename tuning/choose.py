@@ -1,0 +1,193 @@
+"""Which config wins, and why. A difference inside the noise (or the model's error) is no difference."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..kernels.space import Config, Space, config_digest
+from .study import TrialRecord, TuningStudy
+
+FINALISTS = 5
+"""Fastest configs that reach the finals; the default comes on top."""
+LEAST_BAND = 0.005
+"""Relative difference nobody should act on, however small the spread."""
+MODEL_ERROR = 0.3
+"""Relative error of a prediction whose model states none as a number."""
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """One candidate of the finals."""
+
+    trial: int
+    digest: str
+    config: Config
+    value_us: float
+    band: float
+    """Relative difference within which another config is as good."""
+    is_default: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return asdict(self) | {"config": dict(self.config), "value_us": round(self.value_us, 4), "band": round(self.band, 4)}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The winner of a study, with everything needed to judge the decision."""
+
+    config: Config
+    digest: str
+    trial: int
+    value_us: float
+    evidence: str
+    reason: str
+    tie_band: float
+    """Relative."""
+    tie_band_source: str
+    tied: tuple[int, ...]
+    """Trials inside the band of the fastest, the fastest first."""
+    default_us: float | None
+    """The default's time; None where the default did not end ok."""
+    default_status: str
+    margin_over_default: float | None
+    """Part of the default's time that is saved."""
+    runner_up: Mapping[str, Any] | None
+    """Next finalist by time, with ``margin``: its time over the winner's, less one."""
+    finalists: tuple[Finalist, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self) | {
+            "config": dict(self.config),
+            "value_us": round(self.value_us, 4),
+            "tied": list(self.tied),
+            "finalists": [finalist.to_json() for finalist in self.finalists],
+        }
+
+
+def finalists(trials: Sequence[TrialRecord], space: Space) -> list[TrialRecord]:
+    """The fastest ok trials, fastest first, and the default if it ended ok."""
+    ranked = sorted((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest))
+    chosen = ranked[:FINALISTS]
+    default = config_digest(space.default)
+    if not any(trial.digest == default for trial in chosen):
+        chosen += [trial for trial in ranked if trial.digest == default]
+    return chosen
+
+
+def distance(config: Config, space: Space) -> tuple[int, int]:
+    """How far a config is from the default: parameters that differ, then steps along their value lists."""
+    differing = steps = 0
+    for param in space.params:
+        here, there = param.values.index(config[param.name]), param.values.index(space.default[param.name])
+        differing += here != there
+        steps += abs(here - there)
+    return differing, steps
+
+
+def _weight(trial: TrialRecord) -> tuple[int, int]:
+    """Shared memory and registers of all its launches: of two configs the smaller leaves more room beside it."""
+    shared = registers = 0
+    for kernel in trial.outcome.resources if trial.outcome else ():
+        shared += int(kernel.get("static_shared_bytes", 0)) + int(kernel.get("dynamic_shared_bytes", 0))
+        registers += int(kernel.get("registers", 0)) * int(kernel.get("threads", 0))
+    return shared, registers
+
+
+def _measured(trial: TrialRecord, finals: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(microseconds, band) of a measured trial; None where the finals refused it."""
+    spread = float((trial.outcome.timing or {}).get("spread", 0.0)) if trial.outcome else 0.0
+    final = finals.get(trial.digest)
+    if final is None:
+        return trial.value, max(spread, LEAST_BAND)
+    if final["failed"]:
+        return None
+    values = final["values_us"]
+    middle = statistics.median(values)
+    return middle, max((max(values) - min(values)) / middle, *final["spreads"], LEAST_BAND)
+
+
+def _predicted(trial: TrialRecord) -> tuple[float, float]:
+    """(microseconds, band) of a predicted trial: the model's stated relative error."""
+    stated = (trial.outcome.prediction or {}).get("relative_error") if trial.outcome else None
+    return trial.value, float(stated) if isinstance(stated, (int, float)) else MODEL_ERROR
+
+
+def pick(
+    trials: Sequence[TrialRecord], space: Space, objective: str, finals: Mapping[str, Any] | None = None
+) -> Choice | None:
+    """The winner among the finalists, or None where no trial ended ok.
+
+    The fastest finalist sets the band; of all finalists inside it the one nearest the default wins, then
+    the one that takes less shared memory and registers. The same trials give the same choice.
+
+    Args:
+        objective: ``measured`` or ``predicted``: where the band comes from, and the evidence word.
+        finals: config digest to the finals' ``values_us``, ``spreads`` and ``failed``.
+    """
+    default = config_digest(space.default)
+    by_digest = {trial.digest: trial for trial in trials}
+    pool: list[Finalist] = []
+    for trial in finalists(trials, space):
+        figures = _measured(trial, finals or {}) if objective == "measured" else _predicted(trial)
+        if figures is not None:
+            pool.append(Finalist(trial.number, trial.digest, trial.config, *figures, trial.digest == default))
+    if not pool:
+        return None
+    pool.sort(key=lambda one: (one.value_us, one.digest))
+    fastest = pool[0]
+    tied = [one for one in pool if one.value_us <= fastest.value_us * (1 + max(one.band, fastest.band))]
+    winner = min(tied, key=lambda one: (distance(one.config, space), _weight(by_digest[one.digest]), one.digest))
+    band = max(one.band for one in tied)
+    source = "measured spread" if objective == "measured" else "the cost model's stated error"
+    others = [one for one in pool if one is not winner]
+    runner_up = others[0].to_json() | {"margin": round(others[0].value_us / winner.value_us - 1, 4)} if others else None
+    default_trial = by_digest.get(default)
+    default_us = next((one.value_us for one in pool if one.is_default), None)
+    default_status = str(default_trial.outcome.status) if default_trial and default_trial.outcome else "not tried"
+    if default_status == "ok" and default_us is None:
+        default_status = "failed in the finals"
+    return Choice(
+        config=winner.config,
+        digest=winner.digest,
+        trial=winner.trial,
+        value_us=winner.value_us,
+        evidence=objective,
+        reason=_reason(winner, fastest, tied, others, band, source),
+        tie_band=round(band, 4),
+        tie_band_source=source,
+        tied=tuple(one.trial for one in tied),
+        default_us=default_us,
+        default_status=default_status,
+        margin_over_default=round(1 - winner.value_us / default_us, 4) if default_us else None,
+        runner_up=runner_up,
+        finalists=tuple(pool),
+    )
+
+
+def _reason(
+    winner: Finalist, fastest: Finalist, tied: Sequence[Finalist], others: Sequence[Finalist], band: float, source: str
+) -> str:
+    what = "the default config" if winner.is_default else f"trial {winner.trial}"
+    if not others:
+        return f"{what} is the only config that ended ok"
+    if len(tied) == 1:
+        ahead = others[0].value_us / winner.value_us - 1
+        return f"{what} is the fastest, {ahead:.1%} ahead of trial {others[0].trial}, outside the band of {band:.1%} ({source})"
+    simpler = "it is the default" if winner.is_default else "it is nearest the default"
+    if winner is fastest:
+        return f"{what} is the fastest of {len(tied)} within {band:.1%} of each other ({source}), and {simpler}"
+    behind = winner.value_us / fastest.value_us - 1
+    return (
+        f"{what} is {behind:.1%} behind the fastest (trial {fastest.trial}), a tie within {band:.1%} ({source}) "
+        f"of {len(tied)} configs: {simpler} among them"
+    )
+
+
+def choose(study: TuningStudy, space: Space) -> Choice | None:
+    """The winner of an open study; see :func:`pick`."""
+    return pick(study.trials(), space, study.identity["objective"], study.note("finals"))

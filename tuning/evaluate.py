@@ -1,0 +1,128 @@
+"""What a worker does with a config: predict it, measure it, time it again, or build it for a bundle."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ..kernels.contract import Compiled
+from ..kernels.errors import InputError
+from ..kernels.gpu_cards import GpuCard, gpu_card
+from .jobs import Stage, Task
+from .outcome import Outcome, Status, describe, failure
+
+CHECK_AGAIN = 1_000_003
+"""Added to the seed for the check after timing: fresh inputs."""
+
+
+def too_large(resources: Sequence[Any], gpu: GpuCard) -> str | None:
+    """Why the kernels cannot be launched on the GPU, or None. ``resources`` are ``KernelResources``."""
+    for kernel in resources:
+        shared = kernel.static_shared_bytes + kernel.dynamic_shared_bytes
+        if kernel.dynamic_shared_bytes > gpu.shared_per_block or shared > gpu.shared_per_sm:
+            return f"{kernel.kernel} needs {shared} bytes of shared memory a block; {gpu.name} has {gpu.shared_per_block}"
+        registers = -(-kernel.registers // 8) * 8 * kernel.threads
+        if registers > gpu.registers_per_sm:
+            return f"{kernel.kernel} needs {registers} registers a block; an SM of {gpu.name} has {gpu.registers_per_sm}"
+    return None
+
+
+def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
+    """The compiled config, and an outcome that holds its resources: ok, or why it goes no further."""
+    from .compiling import compile_config
+    from .cubin import resources
+
+    stage("compile")
+    try:
+        compiled = compile_config(task.engine, task.problem, task.job.config, task.job.arch)
+    except InputError as error:
+        return None, failure(Status.ILLEGAL, error)  # type: ignore[return-value]  # never used with an illegal outcome
+    found = resources(compiled)
+    begun = Outcome(Status.OK, resources=tuple(kernel.to_json() for kernel in found))
+    if reason := too_large(found, gpu_card(task.job.gpu)):
+        begun = replace(begun, status=Status.ILLEGAL, reason=reason)
+    return compiled, begun
+
+
+def predict(task: Task, stage: Stage) -> Outcome:
+    """Compile for the GPU card's architecture and ask the cost model."""
+    from .predict import predict as ask
+
+    compiled, begun = _compile(task, stage)
+    if begun.status is not Status.OK:
+        return begun
+    answer = ask(task.family, task.engine, task.problem, task.job.config, gpu_card(task.job.gpu), compiled)
+    return replace(begun, value=answer.microseconds, prediction=answer.to_json())
+
+
+def measure(task: Task, stage: Stage) -> Outcome:
+    """Check, time, check again on fresh inputs. Only the cold figure is the objective."""
+    from .check import check_compiled
+    from .policy import QUICK
+
+    compiled, begun = _compile(task, stage)
+    if begun.status is not Status.OK:
+        return begun
+    stage("check")
+    checked = check_compiled(task.family, compiled, task.job.seed)
+    if not checked.ok:
+        return replace(begun, status=Status.WRONG, reason=checked.reason or "differs from the twin", check=checked.to_json())
+    timed = replace(_time(task, compiled, stage, QUICK), resources=begun.resources, check=checked.to_json())
+    if timed.status is not Status.OK:
+        return timed
+    stage("check")
+    again = check_compiled(task.family, compiled, task.job.seed + CHECK_AGAIN)
+    if not again.ok:
+        return replace(timed, status=Status.WRONG, reason=f"after timing: {again.reason}", value=None, check=again.to_json())
+    return timed
+
+
+def retime(task: Task, stage: Stage) -> Outcome:
+    """Time once more, with the full policy."""
+    from .policy import FULL
+
+    compiled, begun = _compile(task, stage)
+    return _time(task, compiled, stage, FULL) if begun.status is Status.OK else begun
+
+
+def _time(task: Task, compiled: Compiled, stage: Stage, policy: Any) -> Outcome:
+    from .timing import BrokenMeasurement, time_compiled
+
+    stage("time")
+    try:
+        timing = time_compiled(task.family, compiled, policy, seed=task.job.seed)
+    except BrokenMeasurement as error:
+        return failure(Status.UNSTABLE, describe(error))
+    if not timing.stable:
+        return Outcome(Status.UNSTABLE, f"spread {timing.spread:.1%} after {policy.attempts} attempts", timing=timing.to_json())
+    return Outcome(Status.OK, value=timing.cold_us, timing=timing.to_json())
+
+
+def build(task: Task, stage: Stage) -> Outcome:
+    """Compile for ``job.arch``; the payload holds launches, buffers and cubins (base64)."""
+    from .compiling import compile_config
+    from .cubin import resources
+
+    stage("compile")
+    compiled = compile_config(task.engine, task.problem, task.job.config, task.job.arch)
+    return Outcome(
+        Status.OK,
+        value=1.0,  # a build has no objective
+        payload=build_payload(compiled, [kernel.to_json() for kernel in resources(compiled)]),
+    )
+
+
+def build_payload(compiled: Compiled, resources: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A compiled engine as JSON: what :mod:`k3lab.tuning.export` turns into a bundle's build."""
+    launches = []
+    for launch in compiled.launches:
+        fields = {name: value for name, value in asdict(launch).items() if name != "cubin"}
+        launches.append(fields | {"cubin": base64.b64encode(launch.cubin).decode()})
+    return {
+        "arch": compiled.arch,
+        "launches": launches,
+        "buffers": [asdict(buffer) for buffer in compiled.buffers],
+        "resources": list(resources),
+    }

@@ -1,0 +1,113 @@
+"""What a study is a study of. Trials of two identities are never mixed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..kernels.contract import Engine, Family, Problem
+from ..kernels.errors import InputError
+from ..kernels.gpu_cards import GpuCard
+from ..kernels.space import Space
+
+SCHEMA = 1
+"""Version of what a study's attributes hold; raised when they change meaning."""
+
+Objective = Literal["measured", "predicted"]
+
+
+def space_digest(space: Space) -> str:
+    """Digest of the parameters and their values (not of the constraints, which are asked anew): 16 hex digits."""
+    text = json.dumps([[param.name, list(param.values)] for param in space.params])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class StudyIdentity:
+    """Everything two trials must share to be compared."""
+
+    schema: int
+    family: str
+    engine: str
+    problem: Mapping[str, Any]
+    gpu: str
+    """Name of the GPU card."""
+    objective: Objective
+    source_digest: str
+    """Of the kernel files."""
+    glue_digest: str
+    """Of the module that turns a config into launches."""
+    compilers: Mapping[str, str]
+    """Compiler package to version."""
+    space: str
+    """Digest of the parameters and their values."""
+
+    @staticmethod
+    def of(family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective) -> StudyIdentity:
+        """The identity a new study would have now."""
+        from .compiling import compiler_versions, glue_digest
+
+        return StudyIdentity(
+            schema=SCHEMA,
+            family=family.name,
+            engine=engine.name,
+            problem=problem.to_json(),
+            gpu=gpu.name,
+            objective=objective,
+            source_digest=engine.source_digest(),
+            glue_digest=glue_digest(engine),
+            compilers=compiler_versions(engine),
+            space=space_digest(engine.space(problem, gpu)),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the study inside its file."""
+        return f"{self.family}/{self.engine}/{self.gpu}/{self.objective}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return asdict(self)
+
+    def require(self, stored: Mapping[str, Any], path: Path) -> None:
+        """Refuse a stored identity that differs from this one.
+
+        Raises:
+            InputError: names the first field that differs, with both values.
+        """
+        check_schema(stored, path)
+        for field, here in self.to_json().items():
+            there = stored.get(field)
+            if isinstance(here, Mapping) and isinstance(there, Mapping):
+                changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
+                if changed:
+                    field, here, there = f"{field}.{changed[0]}", here.get(changed[0]), there.get(changed[0])
+                else:
+                    continue
+            if here != there:
+                raise InputError(
+                    f"study {path} was made for another {field} ({there!r}; this call has {here!r}): "
+                    "give another --study path, or move the old study away"
+                )
+
+
+def check_schema(stored: Mapping[str, Any], path: Path) -> None:
+    """Refuse a study whose attributes this version does not know.
+
+    Raises:
+        InputError: it has another schema version.
+    """
+    if stored.get("schema") != SCHEMA:
+        raise InputError(
+            f"study {path} has schema {stored.get('schema')!r}, this k3lab reads schema {SCHEMA}: "
+            "give another --study path, or open it with the version that wrote it"
+        )
+
+
+def default_path(family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective) -> Path:
+    """``studies/<family>-<engine>-<problem>-<gpu>-<objective>.sqlite3`` under the working folder."""
+    return Path("studies") / f"{family.name}-{engine.name}-{problem.label}-{gpu.name.lower()}-{objective}.sqlite3"

@@ -1,0 +1,114 @@
+"""A job: one config to evaluate, as JSON lines carry it to a worker process."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, Literal, Protocol
+
+from ..kernels import registry
+from ..kernels.contract import Engine, Family, Problem
+from ..kernels.errors import InputError
+from ..kernels.space import Config
+from .outcome import Outcome
+
+DEFAULT_EVALUATOR = "k3lab.tuning.evaluate"
+"""Module with the functions ``predict``, ``measure``, ``retime`` and ``build`` of :class:`Evaluator`."""
+
+Kind = Literal["predict", "measure", "retime", "build"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request to a worker. All fields are JSON-able."""
+
+    kind: Kind
+    family: str
+    location: str | None
+    """``module:ATTRIBUTE`` of a family that is not registered; None for one that is."""
+    engine: str
+    problem: Mapping[str, Any]
+    config: Config
+    arch: str
+    gpu: str
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Field name to value."""
+        return asdict(self) | {"problem": dict(self.problem), "config": dict(self.config)}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job with its names resolved to objects, inside the worker."""
+
+    job: Job
+    family: Family
+    engine: Engine
+    problem: Problem
+
+
+Stage = Callable[[str], None]
+"""Called with ``compile``, ``check`` or ``time`` as each begins: the limits of the parent follow it."""
+
+
+class Evaluator(Protocol):
+    """What a worker can do with a task. Tests and other back ends supply their own module."""
+
+    def predict(self, task: Task, stage: Stage) -> Outcome:
+        """Compile for the GPU card's architecture and ask the cost model; needs no GPU."""
+
+    def measure(self, task: Task, stage: Stage) -> Outcome:
+        """Compile, check against the twin, time, check again on fresh inputs."""
+
+    def retime(self, task: Task, stage: Stage) -> Outcome:
+        """Time once more a config that was measured before: for the finals."""
+
+    def build(self, task: Task, stage: Stage) -> Outcome:
+        """Compile for ``job.arch``; the payload holds launches, buffers and cubins for a bundle."""
+
+
+def location_of(family: Family) -> str | None:
+    """How another process finds the family: None if by its registered name, else ``module:ATTRIBUTE``.
+
+    Raises:
+        InputError: the object is neither registered nor a module's attribute.
+    """
+    if family.name in registry.family_names() and registry.family(family.name) is family:
+        return None
+    module = sys.modules.get(type(family).__module__)
+    for name, value in vars(module).items() if module else ():
+        if value is family:
+            return f"{type(family).__module__}:{name}"
+    raise InputError(
+        f"family {family.name!r} cannot be reached from a worker process: register it (entry point k3lab.families), "
+        f"or keep the object in a variable of its own module {type(family).__module__}"
+    )
+
+
+@cache
+def find_family(name: str, location: str | None) -> Family:
+    """The family a job names.
+
+    Raises:
+        InputError: the module or its attribute does not exist, or is no family.
+    """
+    if location is None:
+        return registry.family(name)
+    module, _, attribute = location.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"family {name!r} cannot be loaded from {location}: {error}") from error
+    if not isinstance(found, Family):
+        raise InputError(f"family {name!r}: {location} is a {type(found).__name__}, not a Family")
+    return found
+
+
+def resolve(job: Job) -> Task:
+    """The job with its family, engine and problem."""
+    family = find_family(job.family, job.location)
+    return Task(job, family, family.engine(job.engine), family.problem_from_json(job.problem))

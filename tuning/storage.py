@@ -1,0 +1,172 @@
+"""The SQLite file of a study: where it may lie, what it must be, and who may write it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..kernels.errors import InputError
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+
+MAGIC = b"SQLite format 3\0"
+MOUNTS = Path("/proc/self/mounts")
+NETWORK_FILESYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.glusterfs"]
+    + ["fuse.sshfs", "fuse.ceph", "fuse.s3fs", "fuse.juicefs", "fuse.gcsfuse", "pvfs2", "orangefs", "panfs", "wekafs"]
+)
+"""Where file locks are unreliable, and SQLite databases get malformed."""
+BUSY_S = 30.0
+"""How long a read waits for the tuner's commit."""
+
+
+def filesystem_type(path: Path) -> str:
+    """File system type of an existing path, or an empty string where the system does not tell."""
+    try:
+        lines = MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in lines:
+        _, point, this_kind, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
+        if inside and len(point) >= len(best):  # of two mounts on one point the later one shows
+            best, kind = point, this_kind
+    return kind
+
+
+def check_place(path: Path) -> None:
+    """Make sure a study can be written at the path; creates its folder.
+
+    Raises:
+        InputError: the path is a folder or an address, cannot be written, or lies on a network file system.
+    """
+    if "://" in str(path) or ":/" in str(path):
+        raise InputError(f"study {path} is an address; a study is a file, for example studies/{path.name or 'my'}.sqlite3")
+    if path.is_dir():
+        raise InputError(f"study {path} is a folder; name a file, for example {path / 'study.sqlite3'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            with path.open("r+b"):
+                pass
+    except OSError as error:
+        raise InputError(f"study {path} cannot be written ({error.strerror}): name a file in a folder you can write") from error
+    kind = filesystem_type(path.parent.resolve())
+    if kind in NETWORK_FILESYSTEMS:
+        raise InputError(
+            f"study {path} lies on a network file system ({kind}), where SQLite loses data: name a file on a local disk"
+        )
+
+
+def check_database(path: Path) -> None:
+    """Make sure an existing file is an Optuna database.
+
+    Raises:
+        InputError: it is not.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(MAGIC))
+    except OSError as error:
+        raise InputError(f"study {path} cannot be read ({error.strerror})") from error
+    if head != MAGIC:
+        raise InputError(f"{path} is not a study: it is no SQLite database; name a file that `k3lab tune` wrote")
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+            tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        raise InputError(f"study {path} is damaged ({error}): restore a copy, or name another file") from error
+    if not {"studies", "trials"} <= tables:
+        raise InputError(f"{path} is not a study: this SQLite database holds no Optuna tables")
+
+
+def open_storage(path: Path) -> RDBStorage:
+    """Optuna's storage of an existing database.
+
+    Raises:
+        InputError: the file is no Optuna database, or one of another Optuna version.
+    """
+    check_database(path)
+    return connect(path)
+
+
+def connect(path: Path) -> RDBStorage:
+    """Optuna's storage of a database, created where there is none."""
+    import sqlalchemy.exc
+    from optuna.exceptions import StorageInternalError
+    from optuna.storages import RDBStorage
+
+    try:
+        return RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs={"connect_args": {"timeout": BUSY_S}})
+    except RuntimeError as error:  # Optuna's own table version
+        raise InputError(f"study {path} was written by another Optuna: {' '.join(str(error).split())}") from error
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        raise InputError(f"study {path} cannot be opened: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def created_whole(path: Path) -> Iterator[Path]:
+    """A temporary file beside the path that takes its place at the end: nobody sees a half-made database."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class StudyLock:
+    """Keeps a second tuner off a study. The system frees it when its holder ends, however that happens."""
+
+    def __init__(self, study: Path) -> None:
+        self.path = study.with_name(study.name + ".lock")
+        self._file: Any = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            InputError: another process holds it.
+        """
+        import fcntl
+
+        file = self.path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise InputError(
+                f"another tuner (process {holder}) is writing study {self.path.with_suffix('')}: "
+                "wait for it, or give another --study path"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Give it back; the lock file stays (removing it would let two processes lock two files of one name)."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,210 @@
+"""A study on disk: trials as they were started and as they ended, in Optuna's own tables.
+
+A trial is created running, with its params, in one transaction; its outcome is stored as one attribute
+before Optuna is told. Whatever moment a process dies at, the next one can finish the trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..kernels.errors import InputError
+from ..kernels.space import Config, Space, config_digest
+from .identity import StudyIdentity, check_schema
+from .outcome import Outcome, Status
+from .storage import StudyLock, check_place, connect, created_whole, open_storage
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.storages import RDBStorage
+
+IDENTITY = "k3lab:identity"
+OUTCOME = "k3lab:outcome"
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial."""
+
+    number: int
+    config: Config
+    digest: str
+    outcome: Outcome | None
+    """None while it runs, or if its process died before the end."""
+    finished: bool
+    """Whether Optuna was told."""
+
+    @property
+    def ok(self) -> bool:
+        """It ended with a value."""
+        return self.outcome is not None and self.outcome.status is Status.OK
+
+    @property
+    def value(self) -> float:
+        """The objective in microseconds; infinite unless the trial is ok."""
+        return self.outcome.value if self.ok and self.outcome and self.outcome.value is not None else float("inf")
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "trial": self.number,
+            "config": dict(self.config),
+            "digest": self.digest,
+            **(self.outcome.to_json() if self.outcome else {"status": "running", "reason": "", "value": None}),
+        }
+
+
+@contextlib.contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Optuna's notes about created studies are not the user's news."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+class TuningStudy:
+    """An open study. Use :meth:`for_tuning` to write, :meth:`for_reading` to look."""
+
+    def __init__(self, path: Path, storage: RDBStorage, study: optuna.Study, lock: StudyLock | None) -> None:
+        self.path = path
+        self._storage = storage
+        self._study = study
+        self._lock = lock
+
+    @classmethod
+    def for_tuning(cls, path: Path, identity: StudyIdentity) -> TuningStudy:
+        """Open the study to go on with it, or create it; no second process can until it is closed.
+
+        Raises:
+            InputError: the path is unusable, the file is no study, it is a study of something else, or
+                another tuner is writing it.
+        """
+        import optuna
+
+        check_place(path)
+        lock = StudyLock(path)
+        lock.acquire()
+        try:
+            if not path.exists() or path.stat().st_size == 0:
+                with created_whole(path) as temporary, _quiet_optuna():
+                    storage = connect(temporary)
+                    study = optuna.create_study(storage=storage, study_name=identity.name, direction="minimize")
+                    study.set_user_attr(IDENTITY, identity.to_json())
+                    storage.engine.dispose()
+            opened = cls._open(path, lock)
+            identity.require(opened.identity, path)
+            return opened
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def for_reading(cls, path: Path) -> TuningStudy:
+        """Open an existing study to look at it; a tuner may be writing it meanwhile.
+
+        Raises:
+            InputError: there is none at the path, or the file is no study of this schema.
+        """
+        if path.is_dir():
+            raise InputError(f"study {path} is a folder; name one of the files in it")
+        if not path.exists():
+            raise InputError(f"there is no study {path}; `k3lab tune` makes one")
+        return cls._open(path, None)
+
+    @classmethod
+    def _open(cls, path: Path, lock: StudyLock | None) -> TuningStudy:
+        import optuna
+
+        storage = open_storage(path)
+        names = optuna.get_all_study_names(storage)
+        if len(names) != 1:
+            raise InputError(f"{path} holds {len(names)} Optuna studies; a k3lab study is one a file")
+        with _quiet_optuna():
+            study = optuna.load_study(study_name=names[0], storage=storage)
+        if IDENTITY not in study.user_attrs:
+            raise InputError(f"{path} is an Optuna database, but not a study of k3lab: it has no identity")
+        check_schema(study.user_attrs[IDENTITY], path)
+        return cls(path, storage, study, lock)
+
+    def __enter__(self) -> TuningStudy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and free the lock."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The stored identity."""
+        return dict(self._study.user_attrs[IDENTITY])
+
+    def note(self, name: str) -> Any:
+        """A stored note of the study (environment, finals, choice), or None."""
+        return self._study.user_attrs.get(f"k3lab:{name}")
+
+    def set_note(self, name: str, value: Any) -> None:
+        """Store a JSON-able note."""
+        self._study.set_user_attr(f"k3lab:{name}", value)
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials, in the order they were started."""
+        return [_record(trial) for trial in self._study.get_trials(deepcopy=False)]
+
+    def unfinished(self) -> list[TrialRecord]:
+        """Trials a dead process left running."""
+        return [trial for trial in self.trials() if not trial.finished]
+
+    def start(self, config: Config, space: Space) -> TrialRecord:
+        """Store a new running trial, whole, in one transaction."""
+        import optuna
+        from optuna.distributions import CategoricalDistribution
+
+        trial = optuna.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params=dict(config),
+            distributions={param.name: CategoricalDistribution(param.values) for param in space.params},
+        )
+        self._study.add_trial(trial)
+        started = self.trials()[-1]
+        assert started.digest == config_digest(config)  # the lock keeps other writers off
+        return started
+
+    def finish(self, trial: TrialRecord, outcome: Outcome) -> None:
+        """Store a trial's outcome, then tell Optuna. Of a trial that has an outcome only the second is left."""
+        import optuna
+
+        if trial.outcome is None:
+            study_id = self._storage.get_study_id_from_name(self._study.study_name)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+            for key, value in (("status", str(outcome.status)), ("reason", outcome.reason), (OUTCOME, outcome.to_json())):
+                self._storage.set_trial_user_attr(trial_id, key, value)
+        if outcome.status is Status.OK:
+            self._study.tell(trial.number, outcome.value)
+        else:
+            self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+
+
+def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    stored: Mapping[str, Any] | None = trial.user_attrs.get(OUTCOME)
+    return TrialRecord(
+        number=trial.number,
+        config=dict(trial.params),
+        digest=config_digest(trial.params),
+        outcome=Outcome.from_json(stored) if stored else None,
+        finished=trial.state.is_finished(),
+    )

@@ -1,0 +1,268 @@
+"""The search: propose, evaluate in a worker, store; resumable at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..kernels.contract import Engine, Family, Problem
+from ..kernels.errors import InputError
+from ..kernels.gpu_cards import GpuCard
+from ..kernels.space import Space
+from . import propose
+from .choose import Choice, choose
+from .environment import environment
+from .finals import run_finals
+from .identity import Objective, StudyIdentity, default_path
+from .jobs import DEFAULT_EVALUATOR, Job, Kind, location_of
+from .outcome import Outcome, Status, failure
+from .study import TrialRecord, TuningStudy
+from .supervisor import Limits, Supervisor
+
+if TYPE_CHECKING:
+    from ..kernels.device import Device
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What to tune, for what, and how long."""
+
+    family: Family
+    engine: Engine
+    problem: Problem
+    gpu: GpuCard
+    objective: Objective
+    trials: int
+    """Ended trials the study shall hold in the end, those of earlier runs included."""
+    study: Path | None = None
+    """The study's file; by default one under ``studies/`` named after the rest."""
+    seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+    evaluator: str = DEFAULT_EVALUATOR
+    proposer: propose.Proposer | None = None
+    """Where configs come from; by default brute force in small spaces and TPE in large ones."""
+
+    @property
+    def path(self) -> Path:
+        """The study's file."""
+        return self.study or default_path(self.family, self.engine, self.problem, self.gpu, self.objective)
+
+    def job(self, kind: Kind, config: Any, *, arch: str | None = None, seed: int | None = None) -> Job:
+        """A job of this request for the worker."""
+        return Job(
+            kind=kind,
+            family=self.family.name,
+            location=location_of(self.family),
+            engine=self.engine.name,
+            problem=self.problem.to_json(),
+            config=dict(config),
+            arch=arch or self.gpu.arch,
+            gpu=self.gpu.name,
+            seed=self.seed if seed is None else seed,
+        )
+
+
+class Progress(Protocol):
+    """Who watches a search."""
+
+    def begin(self, request: TuneRequest, done: Sequence[TrialRecord], how: str) -> None:
+        """The search starts with those trials already ended; ``how`` says where configs come from."""
+
+    def trial(self, trial: TrialRecord, best: TrialRecord | None) -> None:
+        """A trial ended."""
+
+    def message(self, text: str) -> None:
+        """Something worth a line."""
+
+    def end(self) -> None:
+        """The search is over."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, request: TuneRequest, done: Sequence[TrialRecord], how: str) -> None:
+        """Nothing."""
+
+    def trial(self, trial: TrialRecord, best: TrialRecord | None) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What a search found."""
+
+    path: Path
+    identity: dict[str, Any]
+    ended: str
+    """``trials`` (the number asked for is reached), ``exhausted`` (no config is left) or ``interrupted``."""
+    new_trials: int
+    statuses: dict[str, int]
+    """Trials of the whole study by status."""
+    choice: Choice | None
+    """None where no trial succeeded."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "study": str(self.path),
+            **{name: self.identity[name] for name in ("family", "engine", "problem", "gpu", "objective")},
+            "evidence": self.identity["objective"],
+            "ended": self.ended,
+            "new_trials": self.new_trials,
+            "trials": sum(self.statuses.values()),
+            "statuses": self.statuses,
+            "choice": self.choice.to_json() if self.choice else None,
+        }
+
+
+class _Stop:
+    """Set by SIGINT or SIGTERM: the running trial ends, then the search."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, self._ask) for number in signals]
+        try:
+            yield
+        finally:
+            for number, handler in zip(signals, before, strict=True):
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: object) -> None:
+        if self.asked and number == signal.SIGINT:  # twice: now
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The ok trial with the lowest objective, or None."""
+    return min((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest), default=None)
+
+
+def check_request(request: TuneRequest) -> Space:
+    """The space, after the checks that need neither worker nor GPU.
+
+    Raises:
+        InputError: fewer than one trial, or an engine that refuses the problem.
+    """
+    if request.trials < 1:
+        raise InputError(f"trials is {request.trials}, must be at least 1")
+    if reason := request.engine.refuses(request.problem, request.gpu.arch):
+        raise InputError(
+            f"{request.family.name}/{request.engine.name} refuses {request.problem.label} on {request.gpu.name}: {reason}"
+        )
+    return request.engine.space(request.problem, request.gpu)
+
+
+def require_gpu(gpu: GpuCard) -> Device:
+    """The GPU here, which must be that one.
+
+    Raises:
+        InputError: there is none, or another.
+    """
+    from ..kernels.device import require
+
+    here = require(f"the measured objective for {gpu.name}")
+    if here.card is None or here.card.name != gpu.name:
+        raise InputError(
+            f"the GPU here is {here.name}: a measured study for {gpu.name} needs one; "
+            f"use --gpu {here.card.name.lower() if here.card else '...'} or --objective predicted"
+        )
+    return here
+
+
+def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
+    """Run or resume a study until it holds ``request.trials`` ended trials.
+
+    SIGINT and SIGTERM end it after the running trial. Every trial ends in a typed status; a config that
+    crashes or hangs costs its own trial.
+
+    Raises:
+        InputError: see :func:`check_request` and :meth:`TuningStudy.for_tuning`; or no worker starts.
+    """
+    progress = progress or Silent()
+    space = check_request(request)
+    location_of(request.family)
+    here = require_gpu(request.gpu) if request.objective == "measured" else None
+    identity = StudyIdentity.of(request.family, request.engine, request.problem, request.gpu, request.objective)
+    proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
+    stop = _Stop()
+    kind: Kind = "measure" if request.objective == "measured" else "predict"
+    worker = Supervisor(request.limits, gpu=request.objective == "measured", evaluator=request.evaluator)
+    with TuningStudy.for_tuning(request.path, identity) as study, worker, stop.listening():
+        study.set_note("environment", environment(here))
+        before = study.trials()
+        progress.begin(request, [trial for trial in before if trial.finished], proposer.name)
+        try:
+            ended = _search(study, request, space, proposer, worker, kind, progress, stop)
+            trials = study.trials()
+            if request.objective == "measured" and ended != "interrupted":
+                run_finals(study, request, space, worker, lambda: stop.asked)
+            choice = choose(study, space)
+            study.set_note("choice", choice.to_json() if choice else None)
+        finally:
+            progress.end()
+        done = sum(trial.finished for trial in trials) - sum(trial.finished for trial in before)
+        statuses = Counter(str(trial.outcome.status) for trial in trials if trial.outcome)
+        return TuneResult(request.path, study.identity, ended, done, dict(sorted(statuses.items())), choice)
+
+
+def _search(
+    study: TuningStudy,
+    request: TuneRequest,
+    space: Space,
+    proposer: propose.Proposer,
+    worker: Supervisor,
+    kind: Kind,
+    progress: Progress,
+    stop: _Stop,
+) -> str:
+    """Finish what a dead process left, then propose and evaluate; says why it ended."""
+
+    def evaluate(trial: TrialRecord) -> None:
+        outcome = trial.outcome or _evaluate(request, space, worker, kind, trial)
+        study.finish(trial, outcome)
+        trials = study.trials()
+        progress.trial(trials[trial.number], best_of(trials))
+
+    for trial in study.unfinished():
+        if stop.asked:
+            return "interrupted"
+        progress.message(f"trial {trial.number} was left running by a process that died: finishing it")
+        evaluate(trial)
+    while True:
+        trials = study.trials()
+        if len(trials) >= request.trials:
+            return "trials"
+        if stop.asked:
+            return "interrupted"
+        config = proposer.propose(trials)
+        if config is None:
+            progress.message(f"no config is left to try after {len(trials)} trials")
+            return "exhausted"
+        evaluate(study.start(config, space))
+
+
+def _evaluate(request: TuneRequest, space: Space, worker: Supervisor, kind: Kind, trial: TrialRecord) -> Outcome:
+    if reason := space.illegal(trial.config):  # a resumed trial of a space whose constraints have changed
+        return failure(Status.ILLEGAL, reason)
+    return worker.run(request.job(kind, trial.config, seed=request.seed + trial.number)).checked()
