@@ -123,6 +123,7 @@ class _Exchange:
     changed: threading.Condition = field(default_factory=threading.Condition)
     posted: dict[int, dict[int, tuple[str, Any]]] = field(default_factory=dict)
     taken: dict[int, int] = field(default_factory=dict)
+    waiting: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
 
@@ -139,18 +140,22 @@ class _Exchange:
             here = self.posted.setdefault(call, {})
             here[rank] = (what, value)
             self.changed.notify_all()
+            self.waiting.add(rank)
             while len(here) < self.size:
                 absent = sorted(set(range(self.size)) - set(here))
                 if self.failed:
                     bad, error = self.failed[0]
                     raise CollectiveError(f"rank {rank} waits in {what} (call {call}), but rank {bad} failed: {error}")
                 if gone := sorted(self.finished & set(absent)):
-                    raise CollectiveError(f"rank {gone[0]} returned before {what} (call {call}), where rank {rank} waits")
+                    raise CollectiveError(
+                        f"rank {gone[0]} returned before {what} (call {call}), where rank {rank} waits"
+                    )
                 left = self.deadline - time.monotonic()
                 if left <= 0:
                     late = ", ".join(map(str, absent))
                     raise CollectiveError(f"rank {late} did not reach {what} (call {call}) in time; rank {rank} waited")
                 self.changed.wait(left)
+            self.waiting.discard(rank)
             for peer in range(self.size):
                 if here[peer][0] != what:
                     raise CollectiveError(f"call {call}: rank {rank} is in {what}, rank {peer} in {here[peer][0]}")
@@ -172,7 +177,8 @@ class _VirtualRank:
 
     def _swap(self, name: str, x: Tensor, dim: int | None = None) -> list[Tensor]:
         call, self._calls = self._calls, self._calls + 1
-        what = f"{name} of {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}" + ("" if dim is None else f", dim {dim}")
+        along = "" if dim is None else f" along dim {dim}"
+        what = f"{name} of {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{along}"
         # a copy: the caller may change x as soon as this returns, before a slower rank has read it
         return self._exchange.swap(self.rank, call, what, x.detach().clone())
 
@@ -224,11 +230,11 @@ def run_virtual_ranks(size: int, fn: Callable[[Collectives], T], timeout_s: floa
             if left <= 0 or not exchange.changed.wait(left):
                 break
         failed = exchange.failed[:1]
-        late = sorted(set(range(size)) - exchange.finished)
+        late = sorted(set(range(size)) - exchange.finished - exchange.waiting)
     if failed:
         rank, error = failed[0]
         error.add_note(f"raised on virtual rank {rank} of {size}")
         raise error
-    if late:
+    if len(exchange.finished) < size:
         raise CollectiveError(f"rank {', '.join(map(str, late))} did not finish within {timeout_s:g} s")
     return [results[rank] for rank in range(size)]

@@ -42,7 +42,9 @@ class Draw:
 
         dtype = getattr(torch, self.dtype)
         if not dtype.is_floating_point:
-            return torch.randint(self.low, self.high, self.shape, generator=generator, device=generator.device, dtype=dtype)
+            return torch.randint(
+                self.low, self.high, self.shape, generator=generator, device=generator.device, dtype=dtype
+            )
         normal = torch.randn(self.shape, generator=generator, device=generator.device)
         return (normal * self.std + self.mean).to(dtype)
 

@@ -119,10 +119,15 @@ class ExpertsFamily(TwinFamily):
 
         assert isinstance(problem, Experts)
         t = in_fp32(inputs)
-        situ = {"beta": problem.beta, "linear_beta": problem.linear_beta}
+        beta, linear_beta = problem.beta, problem.linear_beta
         experts = ExpertWeights(**{name: t[name] for name in PACKED})
-        latent = routed(t["latent"], t["ids"], t["weights"], experts, activations=problem.kind, **situ)
-        return {"latent_partial": latent, "shared_partial": shared(t["x"], t["gate"], t["up"], t["down"], **situ)}
+        return {
+            "latent_partial": routed(
+                t["latent"], t["ids"], t["weights"], experts,
+                beta=beta, linear_beta=linear_beta, activations=problem.kind,
+            ),
+            "shared_partial": shared(t["x"], t["gate"], t["up"], t["down"], beta=beta, linear_beta=linear_beta),
+        }  # fmt: skip
 
     def flops(self, problem: Problem) -> int:
         """Three projections of each routed pair, and of the shared expert."""

@@ -100,10 +100,11 @@ def kda(
     requests = state.shape[0]
     if rows != requests * q_len:
         raise InputError(f"{rows} rows are not {requests} requests times {q_len} tokens")
-    if columns < 4 * width + rank + heads:
-        raise InputError(f"KDA projection has {columns} columns, {heads} heads of {dim} need {4 * width + rank + heads}")
+    need = 4 * width + rank + heads
+    if columns < need:
+        raise InputError(f"KDA projection has {columns} columns, {heads} heads of {dim} need {need}")
     dtype = compute_dtype(proj, state)
-    raw, gate_out, fa, b_raw = proj[:, : 4 * width + rank + heads].split([3 * width, width, rank, heads], dim=-1)
+    raw, gate_out, fa, b_raw = proj[:, :need].split([3 * width, width, rank, heads], dim=-1)
 
     gate_raw = linear(fa, weights.f_b).to(dtype).view(rows, heads, dim)
     decay = log_decay(gate_raw, weights.a_log.to(dtype), weights.dt_bias.to(dtype), lower_bound)

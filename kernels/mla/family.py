@@ -162,7 +162,9 @@ class MlaFamily(TwinFamily):
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
         """Both norms, query, absorbed query, latent, head output and gated output are rounded."""
         assert isinstance(problem, Mla)
-        bound = rounding_tolerance(7, problem.q_lora + problem.context, "norms, query, absorbed query, latent, out, gate")
+        bound = rounding_tolerance(
+            7, problem.q_lora + problem.context, "norms, query, absorbed query, latent, out, gate"
+        )
         if problem.cache_dtype == "bfloat16":
             return bound
         # a BF16 rounding before the E4M3 one moves a value to the next code where it lies near a tie
