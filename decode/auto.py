@@ -38,7 +38,9 @@ class AutoOperators:
 
     name = "auto"
 
-    def __init__(self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0) -> None:
+    def __init__(
+        self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0
+    ) -> None:
         """Tables that a captured step must find on the device are made here."""
         self.card = card
         self.k_scale = k_scale
@@ -79,12 +81,14 @@ class AutoOperators:
         )
         raw = F.linear(fa, core.f_b).to(wide).view(requests, q_len, heads, dim)
         rate = core.a_log.to(wide).exp().view(heads, 1)
-        decay = torch.exp(self.card.kda_gate_lower_bound * torch.sigmoid(rate * (raw + core.dt_bias.to(wide).view(heads, dim))))
+        decay = torch.exp(
+            self.card.kda_gate_lower_bound * torch.sigmoid(rate * (raw + core.dt_bias.to(wide).view(heads, dim)))
+        )
         beta = torch.sigmoid(beta.to(wide)).view(requests, q_len, heads, 1)
         history = torch.cat((conv, qkv.view(requests, q_len, 3 * width)), dim=1)  # [B, W-1+q, 3hD]
         taps = torch.cat((core.conv_q, core.conv_k, core.conv_v)).to(wide)
         size = taps.shape[1]
-        mixed = F.silu(sum(history[:, j : j + q_len].to(wide) * taps[:, j] for j in range(size)))
+        mixed = F.silu(torch.stack([history[:, j : j + q_len].to(wide) * taps[:, j] for j in range(size)]).sum(0))
         q, k, v = mixed.view(requests, q_len, 3, heads, dim).unbind(2)
         q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + L2_EPS) * dim**-0.5
         k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + L2_EPS)
@@ -108,7 +112,9 @@ class AutoOperators:
         lora, latent = core.q_a_norm.shape[0], core.kv_a_norm.shape[0]
         heads, value = core.w_uv.shape[:2]
         requests, rows = context.shape[0], proj.shape[0]
-        qa, kv, kpe, gate = proj[:, : lora + latent + rope + heads * value].split([lora, latent, rope, heads * value], dim=-1)
+        qa, kv, kpe, gate = proj[:, : lora + latent + rope + heads * value].split(
+            [lora, latent, rope, heads * value], dim=-1
+        )
         query = F.linear(_rms(qa, core.q_a_norm, eps), core.q_b).view(rows, heads, nope + rope)
         absorbed = torch.bmm(query[..., :nope].transpose(0, 1), core.w_uk).transpose(0, 1)  # [n, h, latent]
         query = torch.cat((absorbed, query[..., nope:]), dim=-1)

@@ -48,7 +48,12 @@ class DecodeCache:
             InputError: a size below 1, or TP does not divide.
         """
         card.check_tp(tp)
-        sizes = {"max_requests": max_requests, "max_context": max_context, "max_verify": max_verify, "block_size": block_size}
+        sizes = {
+            "max_requests": max_requests,
+            "max_context": max_context,
+            "max_verify": max_verify,
+            "block_size": block_size,
+        }
         for name, size in sizes.items():
             if size < 1:
                 raise InputError(f"{name} is {size}, must be at least 1")
@@ -67,7 +72,9 @@ class DecodeCache:
             for layer, kind in kinds
             if kind == "kda"
         }
-        self.kda_convs = {layer: torch.zeros(*snapshots, *history, dtype=dtype, device=device) for layer in self.kda_states}
+        self.kda_convs = {
+            layer: torch.zeros(*snapshots, *history, dtype=dtype, device=device) for layer in self.kda_states
+        }
         row = card.kv_lora_rank + card.qk_rope_head_dim
         self.mla = {
             layer: torch.zeros(self.blocks, block_size, row, dtype=cache_dtype or dtype, device=device)
@@ -110,15 +117,24 @@ class DecodeCache:
         """
         free = [slot for slot in range(self.max_requests) if slot not in self._lengths]
         if not free:
-            raise InputError(f"the cache is full: it holds {self.max_requests} requests; release one or make max_requests larger")
+            raise InputError(
+                f"the cache is full: it holds {self.max_requests} requests; release one or make max_requests larger"
+            )
         slot = free[0]
         self._lengths[slot], self._owned[slot] = 0, []
+        self.forget(slot)
+        return slot
+
+    def forget(self, slot: int) -> None:
+        """Back to an empty context; the request keeps its slot and its blocks."""
+        self._known(slot)
+        self._lengths[slot] = 0
+        self._pending.pop(slot, None)
         self.context[slot] = 0
         self.snapshot[slot] = 0
         for buffers in (self.kda_states, self.kda_convs):
             for buffer in buffers.values():
                 buffer[slot, 0].zero_()
-        return slot
 
     def release(self, slot: int) -> None:
         """Forget a request and take its blocks back."""
@@ -165,10 +181,14 @@ class DecodeCache:
         if not slots or len(set(slots)) != len(slots):
             raise InputError(f"a step needs one or more different requests, not slots {list(slots)}")
         if not 1 <= q_len <= self.max_verify:
-            raise InputError(f"a step of {q_len} tokens a request: this cache keeps snapshots for 1 to {self.max_verify}")
+            raise InputError(
+                f"a step of {q_len} tokens a request: this cache keeps snapshots for 1 to {self.max_verify}"
+            )
         waiting = [slot for slot in slots if slot in self._pending]
         if waiting:
-            raise InputError(f"request {waiting[0]} has an unaccepted step of {self._pending[waiting[0]]} tokens; accept it first")
+            raise InputError(
+                f"request {waiting[0]} has an unaccepted step of {self._pending[waiting[0]]} tokens; accept it first"
+            )
         self.reserve(slots, q_len)
         self._pending.update(dict.fromkeys(slots, q_len))
 

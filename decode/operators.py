@@ -15,7 +15,7 @@ from ..kernels import ModelCard
 from ..kernels.attention_projection.twin import project
 from ..kernels.attn_res.twin import attn_res_norm
 from ..kernels.collectives import Collectives
-from ..kernels.experts.twin import Activations, routed, shared
+from ..kernels.experts.twin import routed, shared
 from ..kernels.kda.twin import kda
 from ..kernels.lm_head.twin import embed, lm_head
 from ..kernels.mla.twin import mla
@@ -97,10 +97,10 @@ class ReferenceOperators:
 
     name = "reference"
 
-    def __init__(self, card: ModelCard, *, activations: Activations = "bf16", k_scale: float = 1.0) -> None:
+    def __init__(self, card: ModelCard, *, activations: str = "bf16", k_scale: float = 1.0) -> None:
         """``activations``: how the routed experts see theirs; ``k_scale``: of an FP8 MLA cache."""
         self.card = card
-        self.activations: Activations = activations
+        self.activations = activations
         self.k_scale = k_scale
         self.situ = {"beta": card.situ_beta, "linear_beta": card.situ_linear_beta}
 
@@ -152,7 +152,9 @@ class ReferenceOperators:
     def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
         """See :class:`Operators`."""
         logits, latent = front(x, mlp.router, mlp.latent_down, comm)
-        ids, weights = route(logits, mlp.correction_bias, self.card.num_experts_per_token, self.card.routed_scaling_factor)
+        ids, weights = route(
+            logits, mlp.correction_bias, self.card.num_experts_per_token, self.card.routed_scaling_factor
+        )
         return ids, weights, latent
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:

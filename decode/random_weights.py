@@ -30,7 +30,9 @@ def random_tensor(
     generator.manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little") >> 1)
     init = spec.init
     if init.draw in ("bytes", "exponents"):
-        return torch.randint(int(init.low), int(init.high), shape, generator=generator, dtype=torch.uint8, device=device)
+        return torch.randint(
+            int(init.low), int(init.high), shape, generator=generator, dtype=torch.uint8, device=device
+        )
     target = torch.float32 if spec.kind == "float32" and dtype != torch.float64 else dtype
     out = torch.empty(shape, dtype=torch.float32 if target == torch.bfloat16 else target, device=device)
     if init.draw == "normal":

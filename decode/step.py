@@ -102,7 +102,9 @@ def check_tokens(ids: Tensor, requests: int, vocabulary: int) -> int:
     if not 1 <= q_len <= MAX_VERIFY:
         raise InputError(f"{q_len} tokens a request; a step takes 1 (plain) to {MAX_VERIFY} (verify)")
     if not 1 <= requests * q_len <= MAX_ROWS:
-        raise InputError(f"{requests} requests of {q_len} tokens are {requests * q_len} rows; a step takes 1 to {MAX_ROWS}")
+        raise InputError(
+            f"{requests} requests of {q_len} tokens are {requests * q_len} rows; a step takes 1 to {MAX_ROWS}"
+        )
     if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise InputError(f"token ids must lie in 0..{vocabulary - 1}, got {int(ids.min())}..{int(ids.max())}")
     return q_len

@@ -113,4 +113,6 @@ def model_specs(card: ModelCard) -> tuple[TensorSpec, ...]:
 def rank_bytes(card: ModelCard, tp: int) -> int:
     """Weight bytes one rank holds in a BF16 model (packed MXFP4 experts, no padding)."""
     total = sum(spec.local_bytes(tp) for spec in model_specs(card))
-    return total + sum(spec.local_bytes(tp) for layer in range(card.num_hidden_layers) for spec in layer_specs(card, layer))
+    return total + sum(
+        spec.local_bytes(tp) for layer in range(card.num_hidden_layers) for spec in layer_specs(card, layer)
+    )

@@ -1,0 +1,210 @@
+"""What a step will launch, kernel by kernel, known without a GPU and without torch.
+
+``auto`` is the stock sequence (:mod:`k3lab.decode.stock`); ``latency_specialized`` puts a bundle's
+kernels in place of a family's launches where it has them, and says of every other family why not. The
+trace check reads :meth:`Plan.to_json`, field ``families``: kernel name to family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..kernels import InputError, ModelCard
+from ..kernels.gpu_cards import gpu_card
+from ..kernels.model_card import LayerKind
+from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose
+from .stock import AFTER_LAYERS, BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, stock_layer, target_layer
+
+SCHEMA = 1
+STAND_IN = "torch"
+"""Engine name of untuned launches: PyTorch operators in place of the stock kernel, maybe several kernels each."""
+TUNED_FAMILIES = ("attention_projection",)
+"""Families :mod:`k3lab.decode.tuned` can launch from a bundle."""
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One launch."""
+
+    kernel: str
+    """The symbol of a tuned kernel; for others what the launch computes."""
+    family: str
+    what: str
+    stream: str
+    engine: str
+    config: dict[str, Any] | None = None
+    evidence: str | None = None
+    """``measured``, ``predicted`` or ``compiled`` for a tuned kernel."""
+    fallback: Fallback | None = None
+    """Why it is not tuned; None in ``auto``, where nothing is expected to be."""
+
+    def to_json(self, position: int) -> dict[str, Any]:
+        """With its place in the layer, from 1."""
+        return {
+            "position": position, "kernel": self.kernel, "family": self.family, "what": self.what, "stream": self.stream,
+            "engine": self.engine, "config": self.config, "evidence": self.evidence,
+            "fallback": self.fallback.to_json() if self.fallback else None,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """All layers of one kind."""
+
+    kind: LayerKind
+    dense: bool
+    layers: tuple[int, ...]
+    """Zero-based indices."""
+    launches: tuple[PlannedLaunch, ...]
+    target: Target | None
+
+    @property
+    def label(self) -> str:
+        """E.g. ``kda moe``."""
+        return f"{self.kind} {'dense' if self.dense else 'moe'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Counts, target, launches."""
+        target = self.target and {
+            "kernels": self.target.kernels,
+            "conditions": self.target.conditions,
+            "sequence": [{"kernel": launch.kernel, "family": launch.family} for launch in self.target.sequence],
+        }
+        return {
+            "kind": self.kind, "mlp": "dense" if self.dense else "moe", "layers": list(self.layers),
+            "kernels": len(self.launches), "kernels_at_most": len(self.launches) + (0 if self.dense else SPLIT_K_REDUCES),
+            "target": target,
+            "launches": [launch.to_json(position) for position, launch in enumerate(self.launches, 1)],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step of one backend."""
+
+    card: ModelCard
+    tp: int
+    rows: int
+    backend: str
+    gpu: str
+    choices: tuple[Choice, ...]
+    """Empty for ``auto``."""
+    before: tuple[PlannedLaunch, ...]
+    layers: tuple[LayerPlan, ...]
+    after: tuple[PlannedLaunch, ...]
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """Families that run untuned although the backend wants tuned ones."""
+        return tuple(choice for choice in self.choices if isinstance(choice, Fallback))
+
+    @property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """Families that run a bundle's kernel."""
+        return tuple(choice for choice in self.choices if isinstance(choice, Tuned))
+
+    @property
+    def total(self) -> int:
+        """Launches of a step, without split-K reductions."""
+        return (
+            len(self.before) + len(self.after) + sum(len(layer.launches) * len(layer.layers) for layer in self.layers)
+        )
+
+    def layer(self, kind: str, *, dense: bool = False) -> LayerPlan:
+        """The plan of one layer kind.
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        for layer in self.layers:
+            if (layer.kind, layer.dense) == (kind, dense):
+                return layer
+        raise InputError(
+            f"{self.card.name} has no {kind} {'dense' if dense else 'moe'} layer; it has: {', '.join(one.label for one in self.layers)}"
+        )
+
+    def families(self) -> dict[str, str]:
+        """Kernel name to family, over the whole step."""
+        every = (*self.before, *(launch for layer in self.layers for launch in layer.launches), *self.after)
+        return {launch.kernel: launch.family for launch in every}
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as data."""
+        return {
+            "schema": SCHEMA, "model": self.card.name, "tp": self.tp, "rows": self.rows, "backend": self.backend, "gpu": self.gpu,
+            "launches_per_step": self.total,
+            "before": [launch.to_json(position) for position, launch in enumerate(self.before, 1)],
+            "layers": [layer.to_json() for layer in self.layers],
+            "after": [launch.to_json(position) for position, launch in enumerate(self.after, 1)],
+            "families": self.families(),
+            "tuned": [
+                {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
+                for one in self.tuned
+            ],
+            "fallbacks": [one.to_json() for one in self.fallbacks],
+        }  # fmt: skip
+
+
+def _launches(
+    stock: Sequence[StockLaunch], choices: Sequence[Choice], kind: LayerKind | None
+) -> tuple[PlannedLaunch, ...]:
+    """The stock launches with tuned kernels in place of their families'."""
+    # the entry of a family that distinguishes kinds serves its own kind alone
+    chosen = {choice.family: choice for choice in choices if choice.kind in (None, kind)}
+    planned: list[PlannedLaunch] = []
+    placed: set[str] = set()
+    for launch in stock:
+        choice = chosen.get(launch.family)
+        if not isinstance(choice, Tuned):
+            planned.append(
+                PlannedLaunch(launch.kernel, launch.family, launch.what, launch.stream, STAND_IN, fallback=choice)
+            )
+        elif launch.family not in placed:
+            placed.add(launch.family)
+            for own in choice.compiled.launches:
+                planned.append(
+                    PlannedLaunch(own.kernel, choice.family, choice.label, "main", choice.engine, choice.config, choice.evidence)
+                )  # fmt: skip
+    return tuple(planned)
+
+
+def plan(
+    card: ModelCard, *, tp: int, rows: int, backend: str = "auto", bundle: Finder | None = None, gpu: str = "GB300"
+) -> Plan:
+    """The launches of a step.
+
+    Args:
+        card: the model.
+        tp: tensor-parallel size.
+        rows: token rows of the step, 1 to 64.
+        backend: ``auto`` or ``latency_specialized``.
+        bundle: a loaded bundle, for ``latency_specialized``.
+        gpu: name of a GPU card: whose entries of the bundle are used.
+
+    Raises:
+        InputError: TP does not divide, rows out of range, unknown backend or GPU.
+    """
+    card.check_tp(tp)
+    check_rows(rows)
+    check_backend(backend)
+    if bundle is not None and backend == "auto":
+        raise InputError("backend auto uses no bundle; --backend latency_specialized does")
+    name = gpu_card(gpu).name
+    choices: tuple[Choice, ...] = ()
+    if backend == "latency_specialized":
+        choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES)
+    groups: dict[tuple[LayerKind, bool], list[int]] = {}
+    for layer, kind in enumerate(card.layer_kinds):
+        groups.setdefault((kind, card.is_dense(layer)), []).append(layer)
+    layers = tuple(
+        LayerPlan(
+            kind, dense, tuple(indices),
+            _launches(stock_layer(kind, dense=dense, rows=rows), choices, kind),
+            target_layer(kind, dense=dense),
+        )
+        for (kind, dense), indices in groups.items()
+    )  # fmt: skip
+    before, after = _launches(BEFORE_LAYERS, choices, None), _launches(AFTER_LAYERS, choices, None)
+    return Plan(card, tp, rows, backend, name, choices, before, layers, after)

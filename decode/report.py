@@ -1,0 +1,69 @@
+"""What a decode run tells: head lines, tokens, step times, fallbacks."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .choices import Fallback, Tuned
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """The result of :func:`~k3lab.decode.run.run`."""
+
+    head: tuple[str, ...]
+    """What must be known before reading on: entries that are not measured, ranks that are stand-ins."""
+    model: str
+    tp: int
+    ranks: str
+    """How the ranks ran, in words."""
+    rows: int
+    tokens_per_request: int
+    backend: str
+    device: str
+    dtype: str
+    operators: str
+    weight_bytes: int
+    """On one rank."""
+    tokens: list[list[int]]
+    step_ns: list[int]
+    """Eager wall times, integer nanoseconds."""
+    graph_step_ns: list[int] | None
+    """Device times of the CUDA graph's replays; None without a GPU."""
+    graph_agrees: bool | None
+    """Whether the replays gave the eager run's tokens."""
+    tuned: tuple[Tuned, ...]
+    fallbacks: tuple[Fallback, ...]
+    trace: Path | None
+
+    @property
+    def ok(self) -> bool:
+        """False where the graph gave other tokens."""
+        return self.graph_agrees is not False
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as data; times in integer nanoseconds."""
+        return {
+            "head": list(self.head), "model": self.model, "tp": self.tp, "ranks": self.ranks, "rows": self.rows,
+            "tokens_per_request": self.tokens_per_request, "backend": self.backend, "device": self.device,
+            "dtype": self.dtype, "operators": self.operators, "weight_bytes": self.weight_bytes,
+            "tokens": self.tokens, "step_ns": self.step_ns, "step_ns_median": median(self.step_ns),
+            "graph_step_ns": self.graph_step_ns,
+            "graph_step_ns_median": median(self.graph_step_ns) if self.graph_step_ns else None,
+            "graph_agrees": self.graph_agrees,
+            "tuned": [
+                {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
+                for one in self.tuned
+            ],
+            "fallbacks": [one.to_json() for one in self.fallbacks],
+            "trace": str(self.trace) if self.trace else None,
+            "ok": self.ok,
+        }  # fmt: skip
+
+
+def median(times: list[int]) -> int:
+    """Median in whole nanoseconds; the first step, which warms up, is left out where there are others."""
+    return int(statistics.median(times[1:] or times))

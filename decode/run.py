@@ -1,0 +1,248 @@
+"""Running a model of the Kimi K3 structure for some tokens, on either backend, here and now.
+
+Without a GPU the twins run, eagerly, all ranks of the group as threads. On a GPU one rank runs: alone
+for TP 1, else rank 0 with stand-in collectives; eagerly and from a CUDA graph, whose tokens must agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..kernels import Evidence, InputError, ModelCard
+from ..kernels.device import Device, discover
+from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose, without_gpu
+from .device_trace import check_trace_path, record_trace
+from .plan import TUNED_FAMILIES
+from .report import RunReport
+from .tensors import rank_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from .auto import AutoOperators
+    from .greedy import Decoded
+    from .weights import RankWeights
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, of)."""
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to run."""
+
+    tp: int = 1
+    rows: int = 2
+    """Requests: every plain step has one row a request."""
+    tokens: int = 8
+    backend: str = "auto"
+    seed: int = 0
+    gpu: str = "GB300"
+    """Whose bundle entries a run without a GPU reports on; a run on a GPU uses that GPU's."""
+    trace: Path | None = None
+
+    def check(self, card: ModelCard) -> None:
+        """Raise InputError for anything that cannot be run."""
+        card.check_tp(self.tp)
+        check_rows(self.rows)
+        check_backend(self.backend)
+        longest = min(MAX_TOKENS, card.max_position_embeddings)
+        if not 1 <= self.tokens <= longest:
+            raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
+        if self.trace:
+            check_trace_path(self.trace)
+
+
+def free_memory(device: Device | None) -> int:
+    """Bytes that can be allocated now: the GPU's, or the host's."""
+    if device is None:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import torch
+
+    return torch.cuda.mem_get_info(device.index)[0]
+
+
+def _check_memory(card: ModelCard, ranks_here: int, device: Device | None, tp: int) -> None:
+    # twins widen a matrix to FP32 while they use it, graphs hold a pool of their own: hence the factor
+    need, free = int(1.5 * ranks_here * rank_bytes(card, tp)), free_memory(device)
+    if need > free:
+        where = device.name if device else "this machine"
+        raise InputError(
+            f"{card.name} at TP {tp} needs {need / 1e9:.1f} GB, {where} has {free / 1e9:.1f} GB free; --model small runs anywhere"
+        )
+
+
+def _choices(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
+    if options.backend == "auto":
+        if bundle is not None:
+            raise InputError("backend auto uses no bundle; --backend latency_specialized does")
+        return ()
+    known = device.card.name if device and device.card else options.gpu
+    choices = choose(card, tp=options.tp, rows=options.rows, gpu=known, bundle=bundle, only=TUNED_FAMILIES)
+    if device is None:
+        return without_gpu(choices, "no GPU here: the twin runs", f"run it on a {known}")
+    if device.card is None:
+        return without_gpu(choices, f"no GPU card for {device.name}", "add its card to kernels/gpu_cards.py")
+    return choices
+
+
+def _head(card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], device: Device | None) -> tuple[str, ...]:
+    lines = [
+        f"{one.evidence} only, never measured on this GPU: {one.label}, engine {one.engine}"
+        for one in choices
+        if isinstance(one, Tuned) and one.evidence != Evidence.MEASURED
+    ]
+    if device is None:
+        lines.append("no GPU: the twins run on the CPU; times say nothing about kernels")
+    elif options.tp > 1:
+        lines.append(
+            f"one rank of {options.tp} alone: collectives are stand-ins, tokens and step times are not those of the group"
+        )
+    lines.append(f"random weights (seed {options.seed}): the tokens mean nothing")
+    return tuple(lines)
+
+
+def run(
+    card: ModelCard, options: RunOptions, *, bundle: Finder | None = None, progress: Progress | None = None
+) -> RunReport:
+    """Decode ``options.tokens`` tokens for ``options.rows`` requests with random weights.
+
+    Args:
+        card: the model.
+        options: what to run.
+        bundle: for ``latency_specialized``; entries that are only predicted count if it was loaded so.
+        progress: called as the run gets on.
+
+    Raises:
+        InputError: something in ``options`` cannot be run here; nothing was run.
+    """
+    options.check(card)
+    device = discover()
+    if options.trace and device is None:
+        raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
+    choices = _choices(card, options, bundle, device)
+    _check_memory(card, options.tp if device is None else 1, device, options.tp)
+    say = progress or (lambda _what, _done, _of: None)
+    decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say)
+    return RunReport(
+        head=_head(card, options, choices, device),
+        model=card.name,
+        tp=options.tp,
+        ranks=decoded.ranks,
+        rows=options.rows,
+        tokens_per_request=options.tokens,
+        backend=options.backend,
+        device=device.name if device else "cpu",
+        dtype="bfloat16",
+        operators=decoded.operators,
+        weight_bytes=decoded.weight_bytes,
+        tokens=decoded.eager.tokens,
+        step_ns=decoded.eager.step_ns,
+        graph_step_ns=decoded.graph.step_ns if decoded.graph else None,
+        graph_agrees=decoded.graph.tokens == decoded.eager.tokens if decoded.graph else None,
+        tuned=tuple(one for one in choices if isinstance(one, Tuned)),
+        fallbacks=tuple(one for one in choices if isinstance(one, Fallback)),
+        trace=options.trace,
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    eager: Decoded
+    graph: Decoded | None
+    ranks: str
+    operators: str
+    weight_bytes: int
+
+
+def _first_ids(options: RunOptions, vocabulary: int, device: str) -> torch.Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(options.seed)
+    return torch.randint(0, vocabulary, (options.rows,), generator=generator).to(device)
+
+
+def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
+    import torch
+
+    from ..kernels.collectives import Collectives, run_virtual_ranks
+    from .caches import DecodeCache
+    from .greedy import decode_eager
+    from .operators import ReferenceOperators
+    from .packing import pack
+    from .random_weights import random_tensors
+    from .sharding import shard
+
+    dtype = torch.bfloat16
+    whole = random_tensors(card, seed=options.seed, dtype=dtype)
+    first = _first_ids(options, card.vocab_size, "cpu")
+
+    def rank(comm: Collectives) -> tuple[Decoded, int]:
+        own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
+        cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.tokens, dtype=dtype)
+        steps = (lambda done, of: say("step", done, of)) if comm.rank == 0 else None
+        return decode_eager(own, cache, first, options.tokens, ReferenceOperators(card), comm, steps), own.bytes
+
+    # generous, but bounded: a 16-rank step of the small model takes a few seconds on one core
+    results = run_virtual_ranks(options.tp, rank, timeout_s=120 + 30.0 * options.tokens)
+    decoded, weight_bytes = results[0]
+    different = [index for index, (other, _) in enumerate(results) if other.tokens != decoded.tokens]
+    if different:
+        raise RuntimeError(f"ranks disagree: rank {different[0]} chose other tokens than rank 0")
+    ranks = "one rank" if options.tp == 1 else f"{options.tp} ranks as threads of this process"
+    return _Outcome(decoded, None, ranks, "reference (twins)", weight_bytes)
+
+
+def _gpu_operators(
+    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], weights: RankWeights
+) -> AutoOperators:
+    if options.backend == "auto":
+        from .auto import AutoOperators
+
+        return AutoOperators(card, dtype=weights.dtype, device=weights.device)
+    from .tuned import TunedOperators
+
+    return TunedOperators(card, choices, dtype=weights.dtype, device=weights.device)
+
+
+def _run_gpu(
+    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], device: Device, say: Progress
+) -> _Outcome:
+    import torch
+
+    from ..kernels.collectives import Collectives, SingleRank, StandIn
+    from .caches import DecodeCache
+    from .greedy import GraphDecoder, decode_eager
+    from .random_weights import random_rank_weights
+
+    where, dtype = f"cuda:{device.index}", torch.bfloat16
+    comm: Collectives = SingleRank() if options.tp == 1 else StandIn(0, options.tp)
+    weights = random_rank_weights(
+        card,
+        seed=options.seed,
+        dtype=dtype,
+        device=where,
+        tp=options.tp,
+        progress=lambda done, of: say("weights", done, of),
+    )
+    operators = _gpu_operators(card, options, choices, weights)
+    cache = DecodeCache(
+        card, tp=options.tp, max_requests=options.rows, max_context=options.tokens, dtype=dtype, device=where
+    )
+    first = _first_ids(options, weights.embed.shape[0], where)
+    eager = decode_eager(
+        weights, cache, first, options.tokens, operators, comm, lambda done, of: say("eager step", done, of)
+    )
+    decoder = GraphDecoder(weights, cache, options.rows, operators, comm)
+    graph = decoder.decode(first, options.tokens)
+    say("graph step", options.tokens, options.tokens)
+    if options.trace:
+        record_trace(lambda: decoder.decode(first, options.tokens), options.trace)
+    decoder.close()
+    ranks = "one rank" if options.tp == 1 else f"rank 0 of {options.tp} alone, stand-in collectives"
+    return _Outcome(eager, graph, ranks, operators.name, weights.bytes)
