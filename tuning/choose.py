@@ -14,7 +14,7 @@ FINALISTS = 5
 """Fastest configs that reach the finals; the default comes on top."""
 LEAST_BAND = 0.005
 """Relative difference nobody should act on, however small the spread."""
-MODEL_ERROR = 0.3
+MODEL_ERROR = 0.25
 """Relative error of a prediction whose model states none as a number."""
 
 
@@ -32,7 +32,11 @@ class Finalist:
 
     def to_json(self) -> dict[str, Any]:
         """Field name to value."""
-        return asdict(self) | {"config": dict(self.config), "value_us": round(self.value_us, 4), "band": round(self.band, 4)}
+        return asdict(self) | {
+            "config": dict(self.config),
+            "value_us": round(self.value_us, 4),
+            "band": round(self.band, 4),
+        }
 
 
 @dataclass(frozen=True)

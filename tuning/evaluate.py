@@ -22,10 +22,14 @@ def too_large(resources: Sequence[Any], gpu: GpuCard) -> str | None:
     for kernel in resources:
         shared = kernel.static_shared_bytes + kernel.dynamic_shared_bytes
         if kernel.dynamic_shared_bytes > gpu.shared_per_block or shared > gpu.shared_per_sm:
-            return f"{kernel.kernel} needs {shared} bytes of shared memory a block; {gpu.name} has {gpu.shared_per_block}"
+            return (
+                f"{kernel.kernel} needs {shared} bytes of shared memory a block; {gpu.name} has {gpu.shared_per_block}"
+            )
         registers = -(-kernel.registers // 8) * 8 * kernel.threads
         if registers > gpu.registers_per_sm:
-            return f"{kernel.kernel} needs {registers} registers a block; an SM of {gpu.name} has {gpu.registers_per_sm}"
+            return (
+                f"{kernel.kernel} needs {registers} registers a block; an SM of {gpu.name} has {gpu.registers_per_sm}"
+            )
     return None
 
 
@@ -48,13 +52,19 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
 
 def predict(task: Task, stage: Stage) -> Outcome:
     """Compile for the GPU card's architecture and ask the cost model."""
+    from .model_error import relative_error
     from .predict import predict as ask
 
     compiled, begun = _compile(task, stage)
     if begun.status is not Status.OK:
         return begun
-    answer = ask(task.family, task.engine, task.problem, task.job.config, gpu_card(task.job.gpu), compiled)
-    return replace(begun, value=answer.microseconds, prediction=answer.to_json())
+    gpu = gpu_card(task.job.gpu)
+    try:
+        answer = ask(task.family, task.engine, task.problem, task.job.config, gpu, compiled)
+    except ValueError as error:  # no block fits on an SM
+        return replace(begun, status=Status.ILLEGAL, reason=describe(error))
+    stated = {"relative_error": relative_error(task.family.name, task.engine.name, gpu)}
+    return replace(begun, value=answer.microseconds, prediction=answer.to_json() | stated)
 
 
 def measure(task: Task, stage: Stage) -> Outcome:
@@ -68,14 +78,18 @@ def measure(task: Task, stage: Stage) -> Outcome:
     stage("check")
     checked = check_compiled(task.family, compiled, task.job.seed)
     if not checked.ok:
-        return replace(begun, status=Status.WRONG, reason=checked.reason or "differs from the twin", check=checked.to_json())
+        return replace(
+            begun, status=Status.WRONG, reason=checked.reason or "differs from the twin", check=checked.to_json()
+        )
     timed = replace(_time(task, compiled, stage, QUICK), resources=begun.resources, check=checked.to_json())
     if timed.status is not Status.OK:
         return timed
     stage("check")
     again = check_compiled(task.family, compiled, task.job.seed + CHECK_AGAIN)
     if not again.ok:
-        return replace(timed, status=Status.WRONG, reason=f"after timing: {again.reason}", value=None, check=again.to_json())
+        return replace(
+            timed, status=Status.WRONG, reason=f"after timing: {again.reason}", value=None, check=again.to_json()
+        )
     return timed
 
 
@@ -96,7 +110,9 @@ def _time(task: Task, compiled: Compiled, stage: Stage, policy: Any) -> Outcome:
     except BrokenMeasurement as error:
         return failure(Status.UNSTABLE, describe(error))
     if not timing.stable:
-        return Outcome(Status.UNSTABLE, f"spread {timing.spread:.1%} after {policy.attempts} attempts", timing=timing.to_json())
+        return Outcome(
+            Status.UNSTABLE, f"spread {timing.spread:.1%} after {policy.attempts} attempts", timing=timing.to_json()
+        )
     return Outcome(Status.OK, value=timing.cold_us, timing=timing.to_json())
 
 

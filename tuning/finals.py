@@ -30,9 +30,14 @@ def run_finals(
     """
     candidates = finalists(study.trials(), space)
     stored = study.note("finals") or {}
-    if all(len(stored.get(one.digest, {}).get("values_us", ())) >= ROUNDS or stored.get(one.digest, {}).get("failed") for one in candidates):
+    if all(
+        len(stored.get(one.digest, {}).get("values_us", ())) >= ROUNDS or stored.get(one.digest, {}).get("failed")
+        for one in candidates
+    ):
         return stored
-    results: dict[str, Any] = {one.digest: {"trial": one.number, "values_us": [], "spreads": [], "failed": ""} for one in candidates}
+    results: dict[str, Any] = {
+        one.digest: {"trial": one.number, "values_us": [], "spreads": [], "failed": ""} for one in candidates
+    }
     for turn in range(ROUNDS):
         for one in candidates[turn % len(candidates) :] + candidates[: turn % len(candidates)]:
             if stopped():

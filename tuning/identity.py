@@ -90,8 +90,8 @@ class StudyIdentity:
                     continue
             if here != there:
                 raise InputError(
-                    f"study {path} was made for another {field} ({there!r}; this call has {here!r}): "
-                    "give another --study path, or move the old study away"
+                    f"study {path} was made for another {field} ({there!r}, now {here!r}): "
+                    "tune into another file (--study PATH), or move the old one away"
                 )
 
 

@@ -64,7 +64,9 @@ class Outcome:
     def checked(self) -> Outcome:
         """The same outcome; unstable in place of ok where the value is not a positive finite number."""
         if self.status is Status.OK and not (self.value is not None and math.isfinite(self.value) and self.value > 0):
-            return replace(self, status=Status.UNSTABLE, reason=f"the objective is {self.value}, not a time", value=None)
+            return replace(
+                self, status=Status.UNSTABLE, reason=f"the objective is {self.value}, not a time", value=None
+            )
         return self
 
     def to_json(self) -> dict[str, Any]:

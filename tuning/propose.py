@@ -25,6 +25,8 @@ class Proposer(Protocol):
     """Where configs come from."""
 
     name: str
+    total: int | None
+    """Configs it has to offer, or None if it does not know."""
 
     def propose(self, trials: Sequence[TrialRecord]) -> Config | None:
         """A legal config that no trial has, or None when there is none left."""
@@ -35,7 +37,8 @@ class Listed:
 
     def __init__(self, space: Space, configs: Sequence[Config], name: str = "brute force") -> None:
         self.name = name
-        self._configs = [space.default, *configs]
+        self._configs = list({config_digest(config): config for config in [space.default, *configs]}.values())
+        self.total: int | None = len(self._configs)
 
     def propose(self, trials: Sequence[TrialRecord]) -> Config | None:
         """See :class:`Proposer`."""
@@ -49,9 +52,9 @@ class Tpe:
     name = "TPE"
 
     def __init__(self, space: Space, seed: int) -> None:
+        self.total: int | None = len(space.legal) if space.size <= ENUMERABLE else None
         self._space = space
         self._seed = seed
-        self._distributions: dict[str, BaseDistribution] = {}
 
     def propose(self, trials: Sequence[TrialRecord]) -> Config | None:
         """See :class:`Proposer`."""
@@ -72,7 +75,8 @@ class Tpe:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             study = optuna.create_study(
-                direction="minimize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP // 2)
+                direction="minimize",
+                sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP // 2),
             )
         finally:
             optuna.logging.set_verbosity(before)
@@ -92,7 +96,9 @@ class Tpe:
         if self._space.size <= ENUMERABLE:
             left = [config for config in self._space.legal if config_digest(config) not in seen]
             return rng.choice(left) if left else None
-        return next((config for config in draws(self._space, rng, RANDOM_DRAWS) if config_digest(config) not in seen), None)
+        return next(
+            (config for config in draws(self._space, rng, RANDOM_DRAWS) if config_digest(config) not in seen), None
+        )
 
 
 def draws(space: Space, rng: random.Random, tries: int) -> Any:
@@ -104,7 +110,9 @@ def draws(space: Space, rng: random.Random, tries: int) -> Any:
 
 
 def _ordinal(param: Param) -> bool:
-    return len(param.values) > 1 and all(isinstance(value, int) and not isinstance(value, bool) for value in param.values)
+    return len(param.values) > 1 and all(
+        isinstance(value, int) and not isinstance(value, bool) for value in param.values
+    )
 
 
 def _distribution(param: Param) -> BaseDistribution:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"
 MOUNTS = Path("/proc/self/mounts")
-NETWORK_FILESYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse.glusterfs"]
-    + ["fuse.sshfs", "fuse.ceph", "fuse.s3fs", "fuse.juicefs", "fuse.gcsfuse", "pvfs2", "orangefs", "panfs", "wekafs"]
-)
+NETWORK_FILESYSTEMS = frozenset([
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "pvfs2", "orangefs", "panfs",
+    "wekafs", "fuse.glusterfs", "fuse.sshfs", "fuse.ceph", "fuse.s3fs", "fuse.juicefs", "fuse.gcsfuse",
+])  # fmt: skip
 """Where file locks are unreliable, and SQLite databases get malformed."""
 BUSY_S = 30.0
 """How long a read waits for the tuner's commit."""
@@ -49,7 +49,9 @@ def check_place(path: Path) -> None:
         InputError: the path is a folder or an address, cannot be written, or lies on a network file system.
     """
     if "://" in str(path) or ":/" in str(path):
-        raise InputError(f"study {path} is an address; a study is a file, for example studies/{path.name or 'my'}.sqlite3")
+        raise InputError(
+            f"study {path} is an address; a study is a file, for example studies/{path.name or 'my'}.sqlite3"
+        )
     if path.is_dir():
         raise InputError(f"study {path} is a folder; name a file, for example {path / 'study.sqlite3'}")
     try:
@@ -60,7 +62,9 @@ def check_place(path: Path) -> None:
             with path.open("r+b"):
                 pass
     except OSError as error:
-        raise InputError(f"study {path} cannot be written ({error.strerror}): name a file in a folder you can write") from error
+        raise InputError(
+            f"study {path} cannot be written ({error.strerror}): name a file in a folder you can write"
+        ) from error
     kind = filesystem_type(path.parent.resolve())
     if kind in NETWORK_FILESYSTEMS:
         raise InputError(

@@ -7,7 +7,7 @@ before Optuna is told. Whatever moment a process dies at, the next one can finis
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,11 @@ class TrialRecord:
             "digest": self.digest,
             **(self.outcome.to_json() if self.outcome else {"status": "running", "reason": "", "value": None}),
         }
+
+
+def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """The ok trial with the lowest objective, or None."""
+    return min((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest), default=None)
 
 
 @contextlib.contextmanager
@@ -191,7 +196,11 @@ class TuningStudy:
         if trial.outcome is None:
             study_id = self._storage.get_study_id_from_name(self._study.study_name)
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-            for key, value in (("status", str(outcome.status)), ("reason", outcome.reason), (OUTCOME, outcome.to_json())):
+            for key, value in (
+                ("status", str(outcome.status)),
+                ("reason", outcome.reason),
+                (OUTCOME, outcome.to_json()),
+            ):
                 self._storage.set_trial_user_attr(trial_id, key, value)
         if outcome.status is Status.OK:
             self._study.tell(trial.number, outcome.value)

@@ -122,7 +122,7 @@ class Supervisor:
         environment = dict(os.environ)
         if not self.gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _kill
         self._lines.clear()
         self._rest = b""
         self._process = subprocess.Popen(
@@ -206,4 +206,6 @@ class Supervisor:
 
 
 def _doing(stage: str) -> str:
-    return {"start": "loading the family", "compile": "compiling", "check": "checking", "time": "timing"}.get(stage, stage)
+    return {"start": "loading the family", "compile": "compiling", "check": "checking", "time": "timing"}.get(
+        stage, stage
+    )

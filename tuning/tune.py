@@ -6,10 +6,10 @@ import contextlib
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
@@ -22,7 +22,8 @@ from .finals import run_finals
 from .identity import Objective, StudyIdentity, default_path
 from .jobs import DEFAULT_EVALUATOR, Job, Kind, location_of
 from .outcome import Outcome, Status, failure
-from .study import TrialRecord, TuningStudy
+from .progress import Progress, Silent
+from .study import TrialRecord, TuningStudy, best_of
 from .supervisor import Limits, Supervisor
 
 if TYPE_CHECKING:
@@ -66,38 +67,6 @@ class TuneRequest:
             gpu=self.gpu.name,
             seed=self.seed if seed is None else seed,
         )
-
-
-class Progress(Protocol):
-    """Who watches a search."""
-
-    def begin(self, request: TuneRequest, done: Sequence[TrialRecord], how: str) -> None:
-        """The search starts with those trials already ended; ``how`` says where configs come from."""
-
-    def trial(self, trial: TrialRecord, best: TrialRecord | None) -> None:
-        """A trial ended."""
-
-    def message(self, text: str) -> None:
-        """Something worth a line."""
-
-    def end(self) -> None:
-        """The search is over."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, request: TuneRequest, done: Sequence[TrialRecord], how: str) -> None:
-        """Nothing."""
-
-    def trial(self, trial: TrialRecord, best: TrialRecord | None) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +122,6 @@ class _Stop:
         self.asked = True
 
 
-def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The ok trial with the lowest objective, or None."""
-    return min((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest), default=None)
-
-
 def check_request(request: TuneRequest) -> Space:
     """The space, after the checks that need neither worker nor GPU.
 
@@ -211,7 +175,9 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     with TuningStudy.for_tuning(request.path, identity) as study, worker, stop.listening():
         study.set_note("environment", environment(here))
         before = study.trials()
-        progress.begin(request, [trial for trial in before if trial.finished], proposer.name)
+        total = request.trials if proposer.total is None else min(request.trials, proposer.total)
+        title = f"{request.family.name} {request.problem.label} {request.gpu.name} {request.engine.name} ({request.objective})"
+        progress.begin(f"{title}, {proposer.name}", before, total)
         try:
             ended = _search(study, request, space, proposer, worker, kind, progress, stop)
             trials = study.trials()

@@ -68,11 +68,20 @@ def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
         return broken
     stage("time")
     value = float("nan") if fault == "nan" else latency_us(task.engine.name, config)
-    kernel = {"kernel": "k3_fake", "registers": 32, "threads": 128, "dynamic_shared_bytes": 1024 * config.get("tile", 1)}
+    kernel = {
+        "kernel": "k3_fake",
+        "registers": 32,
+        "threads": 128,
+        "dynamic_shared_bytes": 1024 * config.get("tile", 1),
+    }
     if not measured:
-        return Outcome(Status.OK, value=value, resources=(kernel,), prediction={"microseconds": value, "relative_error": 0.001})
+        return Outcome(
+            Status.OK, value=value, resources=(kernel,), prediction={"microseconds": value, "relative_error": 0.001}
+        )
     noise = zlib.crc32(f"{config_digest(config)}{task.job.seed}".encode()) % 100 / 100_000  # up to 0.1 %
-    return Outcome(Status.OK, value=value * (1 + noise), resources=(kernel,), timing={"cold_us": value, "spread": 0.002})
+    return Outcome(
+        Status.OK, value=value * (1 + noise), resources=(kernel,), timing={"cold_us": value, "spread": 0.002}
+    )
 
 
 def predict(task: Any, stage: Any) -> Outcome:
@@ -93,7 +102,13 @@ def build(task: Any, stage: Any) -> Outcome:
     stage("compile")
     compiled = task.engine.compile(task.problem, task.job.config, task.job.arch)
     resources = [
-        {"kernel": launch.kernel, "registers": 32, "static_shared_bytes": 0, "dynamic_shared_bytes": 1024, "spill_instructions": 0}
+        {
+            "kernel": launch.kernel,
+            "registers": 32,
+            "static_shared_bytes": 0,
+            "dynamic_shared_bytes": 1024,
+            "spill_instructions": 0,
+        }
         for launch in compiled.launches
     ]
     return Outcome(Status.OK, value=1.0, payload=build_payload(compiled, resources))

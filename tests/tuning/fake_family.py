@@ -49,7 +49,9 @@ class FakeEngine(Engine):
     family = "fake"
     sources = (Path(__file__),)
 
-    def __init__(self, name: str, params: tuple[Param, ...], constraints: tuple[Constraint, ...], default: Config) -> None:
+    def __init__(
+        self, name: str, params: tuple[Param, ...], constraints: tuple[Constraint, ...], default: Config
+    ) -> None:
         self.name = name
         self.params, self.constraints, self.default = params, constraints, default
 
@@ -66,7 +68,9 @@ class FakeEngine(Engine):
         body = hashlib.sha256(json.dumps([problem.to_json(), dict(config), arch], sort_keys=True).encode()).digest()
         args = (Arg("tensor", "x"), Arg("tensor", "out"), Arg("tensor", "scratch"), Arg("int32", "rows"))
         launch = Launch(f"k3_fake_{self.name}_main", ELF_CUDA + body, (4, 1, 1), (128, 1, 1), 1024, args, pdl=True)
-        return Compiled("fake", self.name, problem, config, arch, (launch,), (Buffer("scratch", (4, 8), "int32", zeroed=True),))
+        return Compiled(
+            "fake", self.name, problem, config, arch, (launch,), (Buffer("scratch", (4, 8), "int32", zeroed=True),)
+        )
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """There is no sum."""
@@ -75,7 +79,11 @@ class FakeEngine(Engine):
 
 SMALL = FakeEngine(
     "small",
-    (Param("tile", (1, 2, 4, 8), "tile"), Param("deep", (False, True), "pipelined"), Param("mode", ("a", "b"), "schedule")),
+    (
+        Param("tile", (1, 2, 4, 8), "tile"),
+        Param("deep", (False, True), "pipelined"),
+        Param("mode", ("a", "b"), "schedule"),
+    ),
     (Constraint(lambda c: not (c["deep"] and c["tile"] == 8), "tile {tile} is too large to be deep"),),
     {"tile": 1, "deep": False, "mode": "a"},
 )
@@ -89,7 +97,9 @@ FAULTS = (
     "none", "exit", "segv", "hang", "raise", "check_hang", "check_exit", "check_raise", "wrong", "oom", "memory", "unstable",
     "nan", "prints", "illegal",
 )  # fmt: skip
-FAULTY = FakeEngine("faulty", (Param("fault", FAULTS, "what goes wrong"), Param("n", (0, 1), "n")), (), {"fault": "none", "n": 0})
+FAULTY = FakeEngine(
+    "faulty", (Param("fault", FAULTS, "what goes wrong"), Param("n", (0, 1), "n")), (), {"fault": "none", "n": 0}
+)
 
 
 class FakeFamily(Family):

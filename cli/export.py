@@ -1,0 +1,101 @@
+"""``k3lab export`` and ``k3lab bundle``: write, show and verify bundles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Json, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")]
+
+
+def render_entries(console: Console, data: dict[str, Any]) -> None:
+    """Print a bundle's entries."""
+    from rich.table import Table
+
+    path = data.get("bundle") or data["path"]
+    if data["predicted_entries"]:
+        console.print(
+            f"{len(data['predicted_entries'])} entries are only predicted; running them needs --accept predicted:"
+        )
+        for label in data["predicted_entries"]:
+            console.print(f"  {label}", markup=False)
+    table = Table(
+        "family",
+        "problem",
+        "rows",
+        "GPU",
+        "evidence",
+        "us",
+        "default us",
+        "engine",
+        "config",
+        "cubins",
+        title=str(path),
+    )
+    for entry in data["entries"]:
+        default = entry["choice"]["default_us"]
+        table.add_row(
+            entry["family"],
+            " ".join(f"{name}={value}" for name, value in entry["key"].items()),
+            f"<={entry['rows']}",
+            entry["gpu"],
+            entry["evidence"],
+            f"{entry['choice']['value_us']:.2f}",
+            "-" if default is None else f"{default:.2f}",
+            entry["engine"],
+            " ".join(f"{name}={value}" for name, value in entry["config"].items()),
+            " ".join(f"{build['arch']} ({build['evidence']})" for build in entry["builds"]),
+        )
+    console.print(table)
+    for line in data.get("passed_over", ()):
+        console.print(f"passed over: {line}", markup=False)
+
+
+def render_verified(console: Console, data: dict[str, Any]) -> None:
+    """Print that a bundle is whole."""
+    console.print(
+        f"{data['path']}: {len(data['entries'])} entries, {data['files']} files, every checksum holds", markup=False
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+
+    @app.command("export")
+    def export_command(
+        studies: Annotated[list[Path], typer.Argument(help="Study files, measured or predicted.")],
+        out: Annotated[Path, typer.Option("--out", help="Bundle directory to write.")],
+        arch: Annotated[
+            list[str] | None, typer.Option("--arch", help="Also build for this architecture, e.g. sm_90a.")
+        ] = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+        as_json: Json = False,
+    ) -> None:
+        """Write the winners of studies as a bundle: cubins, launches, configs, evidence, checksums."""
+        from ..tuning.export import export
+
+        emit(export(studies, out, archs=arch or (), force=force).to_json(), as_json, render_entries)
+
+    bundle = typer.Typer(no_args_is_help=True, help="Look at bundles.")
+    app.add_typer(bundle, name="bundle")
+
+    @bundle.command("show")
+    def show_command(path: BundlePath, as_json: Json = False) -> None:
+        """List a bundle's entries with their evidence."""
+        from ..kernels.bundle.reader import Bundle, describe
+
+        emit(describe(Bundle.load(path)), as_json, render_entries)
+
+    @bundle.command("verify")
+    def verify_command(path: BundlePath, as_json: Json = False) -> None:
+        """Check every byte of a bundle."""
+        from ..kernels.bundle.reader import Bundle, describe
+
+        emit(describe(Bundle.load(path)), as_json, render_verified)

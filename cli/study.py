@@ -1,0 +1,108 @@
+"""``k3lab study``: look at a study, or record a whole space as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Json, emit
+from .tune import (
+    CompileLimit,
+    EngineName,
+    FamilyName,
+    Gpu,
+    LayerKind,
+    MeasureLimit,
+    Objective,
+    Rows,
+    Seed,
+    StudyFile,
+    Tp,
+    exit_code,
+    make_request,
+    render_choice,
+)  # fmt: skip
+from .tune import render as render_tuned
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="Look at studies, and record whole spaces as data.")
+
+
+def render(console: Console, data: dict[str, Any]) -> None:
+    """Print a study."""
+    from rich.table import Table
+
+    identity = data["identity"]
+    problem = " ".join(f"{name}={value}" for name, value in identity["problem"].items())
+    console.print(
+        f"{data['study']}: {identity['family']}/{identity['engine']} on {identity['gpu']}, {data['evidence']}",
+        markup=False,
+    )
+    console.print(problem, markup=False)
+    counts = ", ".join(f"{count} {status}" for status, count in data["statuses"].items()) or "none"
+    running = f", {data['running']} running or left running" if data["running"] else ""
+    console.print(f"{data['trials']} trials: {counts}{running}")
+    if data["top"]:
+        table = Table("trial", f"us ({data['evidence']})", "config", title="best trials")
+        for trial in data["top"]:
+            text = " ".join(f"{name}={value}" for name, value in trial["config"].items())
+            table.add_row(str(trial["trial"]), f"{trial['value']:.2f}", text)
+        console.print(table)
+    if data["failures"]:
+        table = Table("trials", "status", "reason", title="failures")
+        for failure in data["failures"]:
+            table.add_row(str(failure["trials"]), failure["status"], failure["reason"])
+        console.print(table, markup=False)
+    if data["choice"]:
+        render_choice(console, data["choice"])
+
+
+def render_record(console: Console, data: dict[str, Any]) -> None:
+    """Print what was recorded."""
+    if data["record"]:
+        of = f" of {data['legal_configs']} legal ones" if data["legal_configs"] else ""
+        console.print(f"recorded {data['configs']} configs{of} ({data['evidence']}) in {data['record']}", markup=False)
+    render_tuned(console, data)
+
+
+@app.command("show")
+def show_command(
+    study: Annotated[Path, typer.Argument(help="Study file.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Best trials to list.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Trials, the best of them, failures by reason, and the choice; also while a tuner is writing."""
+    from ..tuning.show import show
+
+    emit(show(study, top), as_json, render)
+
+
+@app.command("record")
+def record_command(
+    family: FamilyName,
+    out: Annotated[Path, typer.Option("--out", help="File to write, .json.gz.")],
+    tp: Tp = 16,
+    rows: Rows = 8,
+    kind: LayerKind = None,
+    gpu: Gpu = None,
+    engine: EngineName = None,
+    objective: Objective = None,
+    sample: Annotated[int | None, typer.Option("--sample", help="Configs to draw (default: all legal ones).")] = None,
+    study: StudyFile = None,
+    seed: Seed = 0,
+    compile_limit: CompileLimit = 120.0,
+    measure_limit: MeasureLimit = 90.0,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a whole space, or a fair sample of it, and keep every outcome with its environment as data."""
+    from ..tuning.progress import for_terminal
+    from ..tuning.record import record
+
+    request = make_request(family, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit)
+    data = record(request, out, sample=sample, progress=for_terminal(as_json)).to_json()
+    emit(data, as_json, render_record)
+    raise typer.Exit(exit_code(data))

@@ -1,0 +1,150 @@
+"""``k3lab tune``: search an engine's space for a problem on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Json, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..kernels.gpu_cards import GpuCard
+    from ..tuning.tune import TuneRequest
+
+FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it.")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")]
+Rows = Annotated[int, typer.Option("--rows", help="Token rows in the step.")]
+LayerKind = Annotated[str | None, typer.Option("--kind", help="Layer kind, where the family has kinds.")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="GPU card to tune for (default: the GPU here, else gb300).")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="Engine (default: the family's default engine).")]
+Objective = Annotated[
+    str | None,
+    typer.Option("--objective", help="measured or predicted (default: measured if that GPU is here, else predicted)."),
+]
+StudyFile = Annotated[Path | None, typer.Option("--study", help="Study file (default: one under studies/).")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the search and of the inputs.")]
+CompileLimit = Annotated[float, typer.Option("--compile-limit", help="Wall limit of one compilation, in seconds.")]
+MeasureLimit = Annotated[float, typer.Option("--measure-limit", help="Wall limit of one check or timing, in seconds.")]
+
+
+def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
+    """The GPU card and the objective that were asked for, or the best of both that is possible here.
+
+    Raises:
+        InputError: an unknown GPU or objective.
+    """
+    from ..kernels.errors import InputError
+    from ..kernels.gpu_cards import gpu_card
+
+    if objective not in (None, "measured", "predicted"):
+        raise InputError(f"unknown objective {objective!r}; objectives: measured, predicted")
+    card = gpu_card(gpu) if gpu else None
+    if card is not None and objective is not None:
+        return card, objective
+    from ..kernels.device import discover
+
+    here = discover()
+    if card is None:
+        card = here.card if here and here.card else gpu_card("gb300")
+    measurable = here is not None and here.card == card
+    return card, objective or ("measured" if measurable else "predicted")
+
+
+def make_request(
+    family_name: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine_name: str | None, objective: str | None,
+    study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
+) -> TuneRequest:  # fmt: skip
+    """The request the options describe.
+
+    Raises:
+        InputError: any of them is wrong.
+    """
+    from ..kernels import K3, InputError, family
+    from ..tuning.supervisor import Limits
+    from ..tuning.tune import TuneRequest
+
+    if compile_limit <= 0 or measure_limit <= 0:
+        raise InputError("a wall limit must be more than 0 seconds")
+    found = family(family_name)
+    engine = found.engine(engine_name or found.default_engine)
+    problem = found.problem(K3, tp=tp, rows=rows, kind=kind)
+    card, aim = target(gpu, objective)
+    limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
+    return TuneRequest(found, engine, problem, card, aim, trials, study, seed, limits)  # type: ignore[arg-type]
+
+
+def render(console: Console, data: dict[str, Any]) -> None:
+    """Print what a search found."""
+    counts = ", ".join(f"{count} {status}" for status, count in data["statuses"].items()) or "none"
+    console.print(f"study {data['study']}: {data['trials']} trials ({counts}), {data['new_trials']} of them new")
+    endings = {
+        "exhausted": "ended early: no legal config is left to try",
+        "interrupted": "interrupted: the same command goes on where it stopped",
+    }
+    if data["ended"] in endings:
+        console.print(endings[data["ended"]])
+    if data["choice"] is None:
+        console.print(f"no config ended ok; see `k3lab study show {data['study']}`", markup=False)
+        return
+    render_choice(console, data["choice"])
+
+
+def render_choice(console: Console, choice: dict[str, Any]) -> None:
+    """Print a choice with its reason."""
+    from rich.table import Table
+
+    config = " ".join(f"{name}={value}" for name, value in choice["config"].items())
+    console.print(f"chosen: {choice['value_us']:.2f} us ({choice['evidence']})  {config}", markup=False)
+    console.print(f"because {choice['reason']}", markup=False)
+    if choice["default_us"] is None:
+        console.print(f"the default config ended as {choice['default_status']}")
+    else:
+        console.print(f"default {choice['default_us']:.2f} us, {choice['margin_over_default']:.1%} saved")
+    table = Table("trial", f"us ({choice['evidence']})", "band", "config", title="finalists")
+    for one in choice["finalists"]:
+        mark = " (chosen)" if one["digest"] == choice["digest"] else " (default)" if one["is_default"] else ""
+        text = " ".join(f"{name}={value}" for name, value in one["config"].items())
+        table.add_row(f"{one['trial']}{mark}", f"{one['value_us']:.2f}", f"{one['band']:.1%}", text)
+    console.print(table)
+
+
+def exit_code(data: dict[str, Any]) -> int:
+    """0, or 130 after an interrupt, or 1 where every config failed."""
+    if data["ended"] == "interrupted":
+        return 130
+    return 0 if data["choice"] else 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("tune")
+    def tune_command(
+        family: FamilyName,
+        tp: Tp = 16,
+        rows: Rows = 8,
+        kind: LayerKind = None,
+        gpu: Gpu = None,
+        engine: EngineName = None,
+        objective: Objective = None,
+        trials: Annotated[int, typer.Option("--trials", help="Trials the study shall hold in the end.")] = 40,
+        study: StudyFile = None,
+        seed: Seed = 0,
+        compile_limit: CompileLimit = 120.0,
+        measure_limit: MeasureLimit = 90.0,
+        as_json: Json = False,
+    ) -> None:
+        """Search an engine's configs with Optuna; the same command resumes a study that was stopped."""
+        from ..tuning.progress import for_terminal
+        from ..tuning.tune import tune
+
+        request = make_request(
+            family, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, trials
+        )
+        data = tune(request, for_terminal(as_json)).to_json()
+        emit(data, as_json, render)
+        raise typer.Exit(exit_code(data))

@@ -1,0 +1,140 @@
+"""The format of a bundle: ``bundle.json``, and one cubin file for each kernel binary.
+
+``bundle.json`` is ``{"body": ..., "sha256": ...}`` in one canonical spelling; the body lists every other
+file with its SHA-256. So every byte of the directory is covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+
+from ..evidence import Evidence
+
+SCHEMA_VERSION = 1
+MANIFEST = "bundle.json"
+CUBINS = "cubins"
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+CubinPath = Annotated[str, StringConstraints(pattern=r"^cubins/[0-9a-f]{64}\.cubin$")]
+"""Named by content, so a path can point nowhere else."""
+Three = tuple[int, int, int]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ArgModel(_Model):
+    """One kernel parameter; see :class:`k3lab.kernels.contract.Arg`."""
+
+    kind: Literal["tensor", "int32", "null"]
+    name: str
+
+
+class BufferModel(_Model):
+    """Scratch memory; see :class:`k3lab.kernels.contract.Buffer`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    zeroed: bool
+
+
+class LaunchModel(_Model):
+    """One kernel launch; see :class:`k3lab.kernels.contract.Launch`."""
+
+    kernel: str
+    cubin: CubinPath
+    """File of the cubin, relative to the bundle."""
+    grid: Three
+    block: Three
+    cluster: Three
+    shared_bytes: int
+    """Dynamic shared memory."""
+    pdl: bool
+    args: tuple[ArgModel, ...]
+
+
+class BuildModel(_Model):
+    """The entry's config compiled for one architecture."""
+
+    arch: str
+    evidence: Evidence
+    """The entry's for the GPU it was tuned for; ``compiled`` for any other architecture."""
+    launches: tuple[LaunchModel, ...] = Field(min_length=1)
+    buffers: tuple[BufferModel, ...]
+    resources: tuple[dict[str, JsonValue], ...]
+    """Per launch: registers, shared memory, spills, instruction mix, as read from the cubin."""
+
+
+class ChoiceModel(_Model):
+    """Why this config, among those tried."""
+
+    reason: str
+    value_us: float
+    """Objective in microseconds: the cold time, or the prediction."""
+    default_us: float | None
+    margin_over_default: float | None
+    tie_band: float
+    runner_up: dict[str, JsonValue] | None
+    trials: dict[str, int]
+    """Trials of the study by status."""
+
+
+class EntryModel(_Model):
+    """The winner for one problem on one GPU."""
+
+    family: str
+    engine: str
+    key: dict[str, JsonValue]
+    """All fields of the problem but rows: what must match."""
+    rows: int = Field(ge=1)
+    """Serves this row count, and every smaller one down to the previous entry of the same key."""
+    gpu: str
+    """Name of the GPU card it was tuned for."""
+    arch: str
+    config: dict[str, int | str | bool]
+    config_digest: str
+    evidence: Evidence
+    source_digest: str
+    """Of the kernel files it was tuned from."""
+    compilers: dict[str, str]
+    summation_order: str
+    choice: ChoiceModel
+    timing: dict[str, JsonValue] | None
+    """The measurement; None for an entry that is only predicted."""
+    prediction: dict[str, JsonValue] | None
+    environment: dict[str, JsonValue] | None
+    """Where the study ran."""
+    builds: tuple[BuildModel, ...] = Field(min_length=1)
+
+    def label(self) -> str:
+        """Short text for lists: family, key, rows, GPU, evidence."""
+        key = " ".join(f"{name}={value}" for name, value in self.key.items())
+        return f"{self.family} {key} rows<={self.rows} on {self.gpu} ({self.evidence}, engine {self.engine})"
+
+
+class BodyModel(_Model):
+    """All of a bundle but the checksum of this very text."""
+
+    schema_version: Literal[1]
+    k3lab: str
+    """Version that wrote it."""
+    entries: tuple[EntryModel, ...]
+    files: dict[CubinPath, Sha256]
+    """Every other file of the directory and its SHA-256."""
+
+
+def canonical(data: Any) -> str:
+    """The one spelling of a JSON value that checksums are taken of."""
+    return json.dumps(data, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False)
+
+
+def manifest_text(body: BodyModel) -> str:
+    """The whole text of ``bundle.json``."""
+    data = body.model_dump(mode="json")
+    return canonical({"body": data, "sha256": hashlib.sha256(canonical(data).encode()).hexdigest()}) + "\n"

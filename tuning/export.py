@@ -1,0 +1,246 @@
+"""From studies to a bundle: one entry for each problem and GPU, built for every architecture asked for."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..kernels import registry
+from ..kernels.bundle.schema import ArgModel, BufferModel, BuildModel, ChoiceModel, EntryModel, LaunchModel, canonical
+from ..kernels.bundle.writer import check_target, cubin_path, write_bundle
+from ..kernels.contract import Engine, Family, Problem
+from ..kernels.errors import InputError
+from ..kernels.evidence import Evidence
+from ..kernels.gpu_cards import GPU_CARDS, GpuCard, gpu_card
+from .choose import Choice, choose
+from .identity import StudyIdentity
+from .jobs import DEFAULT_EVALUATOR, Job, location_of
+from .outcome import Outcome, Status
+from .study import TrialRecord, TuningStudy
+from .supervisor import Limits, Supervisor
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The winner of one study."""
+
+    path: Path
+    family: Family
+    engine: Engine
+    problem: Problem
+    gpu: GpuCard
+    identity: Mapping[str, Any]
+    choice: Choice
+    trial: TrialRecord
+    statuses: dict[str, int]
+    environment: Mapping[str, Any] | None
+
+    @property
+    def evidence(self) -> Evidence:
+        """Measured or predicted, as the study was."""
+        return Evidence(self.identity["objective"])
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """Which entry it would be: family, GPU, key, rows."""
+        return self.family.name, self.gpu.name, canonical(self.problem.key), self.problem.rows
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written."""
+
+    path: Path
+    entries: tuple[EntryModel, ...]
+    passed_over: tuple[str, ...]
+    """Studies whose winner another study of the same problem and GPU beat, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "bundle": str(self.path),
+            "entries": [entry.model_dump(mode="json") for entry in self.entries],
+            "predicted_entries": [entry.label() for entry in self.entries if entry.evidence is not Evidence.MEASURED],
+            "passed_over": list(self.passed_over),
+        }
+
+
+def read_candidate(path: Path, family: Family | None = None) -> Candidate:
+    """The winner of a study, which must be one of today's sources and compilers.
+
+    Args:
+        path: the study's file.
+        family: the study's family if it is not registered.
+
+    Raises:
+        InputError: no study; one of other sources, compilers or space; or one in which nothing succeeded.
+    """
+    with TuningStudy.for_reading(path) as study:
+        identity = study.identity
+        found = (
+            family if family is not None and family.name == identity["family"] else registry.family(identity["family"])
+        )
+        engine = found.engine(identity["engine"])
+        problem = found.problem_from_json(identity["problem"])
+        gpu = gpu_card(identity["gpu"])
+        StudyIdentity.of(found, engine, problem, gpu, identity["objective"]).require(identity, path)
+        trials = study.trials()
+        choice = choose(study, engine.space(problem, gpu))
+        if choice is None:
+            raise InputError(
+                f"study {path} has no config that ended ok among {len(trials)} trials; see `k3lab study show {path}`"
+            )
+        statuses = Counter(str(trial.outcome.status) for trial in trials if trial.outcome)
+        return Candidate(
+            path,
+            found,
+            engine,
+            problem,
+            gpu,
+            identity,
+            choice,
+            trials[choice.trial],
+            dict(sorted(statuses.items())),
+            study.note("environment"),
+        )
+
+
+def select(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
+    """One candidate for each problem and GPU: measured before predicted, then the faster; and who lost to whom."""
+    groups: dict[tuple[str, str, str, int], list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.place, []).append(candidate)
+    winners, lost = [], []
+    for _, group in sorted(groups.items()):
+        group.sort(
+            key=lambda one: (one.evidence is not Evidence.MEASURED, one.choice.value_us, one.engine.name, str(one.path))
+        )
+        first, *others = group
+        winners.append(first)
+        lost += [
+            f"{other.path}: {other.engine.name} {other.choice.value_us:.2f} us ({other.evidence}) loses to "
+            f"{first.engine.name} {first.choice.value_us:.2f} us ({first.evidence}) of {first.path}"
+            for other in others
+        ]
+    return winners, lost
+
+
+def check_archs(archs: Sequence[str]) -> None:
+    """Make sure every architecture is one of a GPU card.
+
+    Raises:
+        InputError: one is not.
+    """
+    known = sorted({card.arch for card in GPU_CARDS.values()})
+    for arch in archs:
+        if arch not in known:
+            raise InputError(f"unknown architecture {arch!r}; architectures: {', '.join(known)}")
+
+
+def export(
+    studies: Sequence[str | Path],
+    out: str | Path,
+    *,
+    archs: Sequence[str] = (),
+    force: bool = False,
+    family: Family | None = None,
+    limits: Limits | None = None,
+    evaluator: str = DEFAULT_EVALUATOR,
+) -> ExportResult:
+    """Write a bundle of the studies' winners.
+
+    Args:
+        studies: files of finished or running studies, measured or predicted.
+        out: the bundle's directory.
+        archs: further architectures to build each winner for; such builds are only ``compiled``.
+        force: replace a bundle that is there.
+        family: the studies' family if it is not registered.
+
+    Raises:
+        InputError: see :func:`read_candidate`, :func:`k3lab.kernels.bundle.writer.write_bundle`; or a
+            winner does not build.
+    """
+    out = Path(out)
+    check_archs(archs)
+    check_target(out, force)
+    if not studies:
+        raise InputError("export needs at least one study")
+    winners, lost = select([read_candidate(Path(path), family) for path in dict.fromkeys(studies)])
+    cubins: dict[str, bytes] = {}
+    entries = []
+    with Supervisor(limits, gpu=False, evaluator=evaluator) as worker:
+        for winner in winners:
+            wanted = dict.fromkeys([winner.gpu.arch, *archs])
+            builds = tuple(_build(winner, arch, worker, cubins) for arch in wanted)
+            entries.append(_entry(winner, builds))
+    body = write_bundle(out, entries, cubins, force=force)
+    return ExportResult(out, body.entries, tuple(lost))
+
+
+def _build(winner: Candidate, arch: str, worker: Supervisor, cubins: dict[str, bytes]) -> BuildModel:
+    """The winner's config built for an architecture; adds its cubins."""
+    job = Job(
+        kind="build",
+        family=winner.family.name,
+        location=location_of(winner.family),
+        engine=winner.engine.name,
+        problem=winner.problem.to_json(),
+        config=dict(winner.choice.config),
+        arch=arch,
+        gpu=winner.gpu.name,
+    )
+    outcome: Outcome = worker.run(job)
+    if outcome.status is not Status.OK or outcome.payload is None:
+        raise InputError(f"the winner of {winner.path} does not build for {arch}: {outcome.status}: {outcome.reason}")
+    payload = outcome.payload
+    launches = []
+    for launch in payload["launches"]:
+        cubin = base64.b64decode(launch["cubin"])
+        name = cubin_path(cubin)
+        cubins[name] = cubin
+        shapes = {field: tuple(launch[field]) for field in ("grid", "block", "cluster")}
+        args = tuple(ArgModel(**arg) for arg in launch["args"])
+        launches.append(LaunchModel(**{**launch, **shapes, "cubin": name, "args": args}))
+    return BuildModel(
+        arch=arch,
+        evidence=winner.evidence if arch == winner.gpu.arch else Evidence.COMPILED,
+        launches=tuple(launches),
+        buffers=tuple(BufferModel(**{**buffer, "shape": tuple(buffer["shape"])}) for buffer in payload["buffers"]),
+        resources=tuple(payload["resources"]),
+    )
+
+
+def _entry(winner: Candidate, builds: tuple[BuildModel, ...]) -> EntryModel:
+    choice, outcome = winner.choice, winner.trial.outcome
+    assert outcome is not None
+    return EntryModel(
+        family=winner.family.name,
+        engine=winner.engine.name,
+        key=dict(winner.problem.key),
+        rows=winner.problem.rows,
+        gpu=winner.gpu.name,
+        arch=winner.gpu.arch,
+        config=dict(choice.config),
+        config_digest=choice.digest,
+        evidence=winner.evidence,
+        source_digest=winner.identity["source_digest"],
+        compilers=dict(winner.identity["compilers"]),
+        summation_order=winner.engine.summation_order(winner.problem, choice.config),
+        choice=ChoiceModel(
+            reason=choice.reason,
+            value_us=round(choice.value_us, 4),
+            default_us=choice.default_us,
+            margin_over_default=choice.margin_over_default,
+            tie_band=choice.tie_band,
+            runner_up=dict(choice.runner_up) if choice.runner_up else None,
+            trials=winner.statuses,
+        ),
+        timing=dict(outcome.timing) if outcome.timing and winner.evidence is Evidence.MEASURED else None,
+        prediction=dict(outcome.prediction) if outcome.prediction else None,
+        environment=dict(winner.environment) if winner.environment else None,
+        builds=builds,
+    )
