@@ -73,6 +73,22 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What a config makes the GPU do beyond the fewest bytes: features of the cost model."""
+
+    l2_bytes: int = 0
+    """Bytes read again through the L2, such as activations that every block reads."""
+    in_flight_bytes: int = 0
+    """Cold bytes one block keeps under way."""
+    scalar_flops: int = 0
+    """Operations outside the tensor cores."""
+    tiles_a_block: int = 0
+    """Tiles one block takes one after the other, a barrier between them; 0 where it has no such loop."""
+    dependent_steps: int = 0
+    """Hand-overs between blocks, one after the other."""
+
+
+@dataclass(frozen=True)
 class Tolerance:
     """Largest accepted relative error ``norm(out - twin) / norm(twin)`` and largest element error."""
 
@@ -166,6 +182,10 @@ class Engine(ABC):
     @abstractmethod
     def summation_order(self, problem: Problem, config: Config) -> str:
         """In which order the reduction is summed, in words; part of what a config means."""
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Features for the cost model; an engine that says nothing is predicted by bytes and residency alone."""
+        return Work()
 
     def interpret(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor] | None:
         """Run on the CPU where the compiler has an interpreter (Triton); None where it has none."""

@@ -12,38 +12,42 @@ READ_BYTES = 4 << 30
 
 
 @triton.jit
-def k3lab_read(x_ptr, out_ptr, words: tl.constexpr, BLOCK: tl.constexpr, blocks: tl.constexpr):
-    """Each block sums every ``blocks``-th stretch of ``BLOCK`` words."""
+def k3lab_read(x_ptr, out_ptr, BLOCK: tl.constexpr, TILES: tl.constexpr):
+    """A block sums ``TILES`` stretches of ``BLOCK`` words, one contiguous range."""
     offset = tl.arange(0, BLOCK)
+    block = tl.program_id(0).to(tl.int64)
+    start = block * TILES * BLOCK
     total = tl.zeros((BLOCK,), dtype=tl.int32)
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    for step in range(0, words // (BLOCK * blocks)):
-        where = start + step.to(tl.int64) * (BLOCK * blocks) + offset
-        total += tl.load(x_ptr + where, eviction_policy="evict_first")
-    tl.store(out_ptr + tl.program_id(0), tl.sum(total))
+    for tile in tl.static_range(TILES):
+        total += tl.load(x_ptr + start + tile * BLOCK + offset, eviction_policy="evict_first")
+    tl.store(out_ptr + block, tl.sum(total))
+
+
+SHAPES = [(block, tiles, warps) for block in (2048, 4096, 8192) for tiles in (1, 2, 4) for warps in (4, 8)]
+"""(words a tile, tiles a block, warps): all tiles of a block are in flight together."""
+
+
+def time_read(x: torch.Tensor, out: torch.Tensor, block: int, tiles: int, warps: int) -> float:
+    """Bytes/s of one shape, median of 7 after 2."""
+    grid = x.numel() // (block * tiles)
+    times = []
+    for _ in range(9):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        k3lab_read[(grid,)](x, out, BLOCK=block, TILES=tiles, num_warps=warps)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return grid * block * tiles * 4 / sorted(times[2:])[3]
 
 
 @cache
 def read_ceiling(read_bytes: int = READ_BYTES) -> float:
-    """Bytes/s of the best of some shapes of a streaming read of 4 GiB, median of 9 each."""
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    """Bytes/s of the best of some shapes of a plain read of 4 GiB."""
     words = read_bytes // 4
     x = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
-    out = torch.empty(sms * 8, dtype=torch.int32, device="cuda")
-    best = 0.0
-    for block in (4096, 8192):
-        for a_sm in (2, 4, 8):
-            grid = sms * a_sm
-            usable = words // (block * grid) * (block * grid)
-            times = []
-            for _ in range(11):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record()
-                k3lab_read[(grid,)](x, out, words=words, BLOCK=block, blocks=grid, num_warps=8)
-                end.record()
-                end.synchronize()
-                times.append(start.elapsed_time(end) * 1e-3)
-            best = max(best, usable * 4 / sorted(times[2:])[4])
+    out = torch.empty(words // 2048, dtype=torch.int32, device="cuda")
+    best = max(time_read(x, out, *shape) for shape in SHAPES)
     del x, out
     torch.cuda.empty_cache()
     return best

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..contract import Arg, Buffer, Compiled, Engine, Problem, Tensors
+from ..contract import Arg, Buffer, Compiled, Engine, Problem, Tensors, Work
 from ..space import Config, Constraint, Param, Space
 from .family import AttentionProjection
 
@@ -126,6 +126,19 @@ class TritonEngine(Engine):
         launch = compile_triton(kernel, grid, arch)
         return Compiled(self.family, self.name, problem, config, arch, (launch,), buffers)
 
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads x again; splitk keeps its stages in flight, fma what it unrolls."""
+        assert isinstance(problem, AttentionProjection)
+        block_n, block_k, split = (int(config[name]) for name in ("block_n", "block_k", "split_k"))
+        x_again = -(-problem.outputs // block_n) * problem.rows * problem.hidden * 2
+        if config["schedule"] == "fma":
+            flops = 2 * power_of_two(problem.rows) * problem.outputs * problem.hidden
+            return Work(x_again, 2 * block_n * block_k * 2, flops, problem.hidden // block_k)
+        stages = int(config["num_stages"]) - 1
+        partial = 2 * split * problem.rows * problem.outputs * 4 if split > 1 else 0
+        tiles = -(-problem.hidden // block_k // split)
+        return Work(x_again + partial, stages * block_n * block_k * 2, 0, tiles, 1 if split > 1 else 0)
+
     def interpret(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor]:
         """Run on Triton's interpreter; the process must have been started with TRITON_INTERPRET=1.
 
@@ -220,6 +233,17 @@ class CutePlainEngine(Engine):
             args=(X, W, OUT, ROWS),
         )
         return Compiled(self.family, self.name, problem, config, arch, (built,))
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads x again; two unrolled vectors of each weight row are in flight."""
+        assert isinstance(problem, AttentionProjection)
+        a_block = int(config["outputs_a_block"])
+        return Work(
+            l2_bytes=problem.outputs // a_block * problem.rows * problem.hidden * 2,
+            in_flight_bytes=2 * a_block * int(config["threads"]) * int(config["vec"]) * 2,
+            scalar_flops=2 * problem.rows * problem.outputs * problem.hidden,
+            tiles_a_block=problem.hidden // (int(config["threads"]) * int(config["vec"])),
+        )
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """See the kernel's docstring."""

@@ -1,0 +1,189 @@
+"""``k3lab check``, ``time``, ``compile`` and ``predict``: one engine on one problem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Json, emit
+from .select import (
+    ConfigText,
+    EngineName,
+    Kind,
+    Model,
+    Rows,
+    Selection,
+    Tp,
+    card_of_arch,
+    select_engine,
+    select_engines,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Name = Annotated[str, typer.Argument(help="Family; see 'k3lab kernels'.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the four commands."""
+    app.command("check")(check)
+    app.command("time")(time)
+    app.command("compile")(compile_)
+    app.command("predict")(predict)
+
+
+def check(
+    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
+    model: Model = "k3", seed: Seed = 0, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Check engines against the twin: on the GPU here, or Triton kernels on its interpreter."""
+    from ..kernels.device import discover
+    from ..kernels.gpu_cards import gpu_card
+    from ..tuning.check import check as run_check
+
+    owner, problem, engines = select_engines(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
+    device = discover()
+    card = device.need_card() if device else gpu_card("GB300")
+    results: list[dict[str, Any]] = []
+    for candidate in engines:
+        refusal = candidate.refuses(problem, card.arch)
+        if refusal and engine is None:
+            results.append({"engine": candidate.name, "verdict": "refused", "reason": refusal})
+            continue
+        chosen = Selection(owner, candidate, problem).config(config, card)
+        outcome = run_check(owner, candidate, problem, chosen, seed)
+        verdict = "pass" if outcome.ok else "not run" if outcome.how == "compiled" else "fail"
+        results.append({"engine": candidate.name, "verdict": verdict, "config": dict(chosen), **outcome.to_json()})
+    passed = [r for r in results if r["verdict"] == "pass"]
+    failed = [r for r in results if r["verdict"] == "fail"]
+    data = {"family": owner.name, "problem": problem.to_json(), "gpu": device.name if device else None, "results": results}
+
+    def render(console: Console, data: dict[str, Any]) -> None:
+        where = data["gpu"] or "no GPU here"
+        console.print(f"{owner.name} {problem.label}, {where}")
+        for result in data["results"]:
+            errors = ", ".join(f"{output} {value:.2e}" for output, value in result.get("errors", {}).items())
+            console.print(
+                f"  {result['engine']:<14} {result['verdict']:<8} {result.get('how', '')}"
+                f"{'  relative error ' + errors if errors else ''}", markup=False,
+            )
+            if result.get("reason"):
+                console.print(f"      {result['reason']}", markup=False)
+
+    emit(data, as_json, render)
+    if failed or not passed:
+        raise typer.Exit(1)
+
+
+def time(
+    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
+    model: Model = "k3", quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Time an engine on the GPU here: cold and hot, against the byte floor and the PyTorch operators."""
+    from ..kernels.device import require
+    from ..tuning.check import check_compiled
+    from ..tuning.compiling import compile_config
+    from ..tuning.environment import environment
+    from ..tuning.policy import FULL, QUICK
+    from ..tuning.timing import time_compiled
+
+    chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
+    device = require("timing")
+    point = chosen.config(config, device.need_card())
+    compiled = compile_config(chosen.engine, chosen.problem, point, device.arch)
+    before = check_compiled(chosen.family, compiled, seed=1)
+    timing = time_compiled(chosen.family, compiled, QUICK if quick else FULL, alternative=True)
+    after = check_compiled(chosen.family, compiled, seed=2)
+    wrong = next((result.reason for result in (before, after) if not result.ok), None)
+    data = {
+        **chosen.to_json(), "config": dict(point), "evidence": "measured", "checked": wrong is None,
+        "timing": timing.to_json(), "environment": environment(device), "source_digest": chosen.engine.source_digest(),
+    }  # fmt: skip
+
+    def render(console: Console, data: dict[str, Any]) -> None:
+        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False)
+        console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
+        console.print(f"  cold         {timing.cold_us:8.2f} us   spread {timing.spread:.1%}, {timing.cold.copies} copies of the weights")
+        console.print(f"  hot          {timing.hot_us:8.2f} us   one copy, as far as the L2 holds it")
+        console.print(f"  floor        {timing.floor_us:8.2f} us   at {timing.read_ceiling / 1e12:.2f} TB/s read here")
+        console.print(f"  of ceiling   {timing.percent_of_ceiling:8.1f} %")
+        if timing.alternative_us:
+            console.print(f"  PyTorch      {timing.alternative_us:8.2f} us   the same work by its operators, cold")
+        clocks = timing.cold.clocks_after
+        console.print(f"  clocks       {clocks.get('sm_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} C, throttle: {clocks.get('throttle') or 'none'}", markup=False)
+        for note in timing.notes:
+            console.print(f"  note: {note}", markup=False)
+        if wrong:
+            console.print(f"  WRONG RESULT: {wrong}", markup=False)
+
+    emit(data, as_json, render)
+    if wrong or not timing.stable:
+        raise typer.Exit(1)
+
+
+def compile_(
+    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
+    model: Model = "k3", arch: Annotated[str, typer.Option("--arch", help="Architecture.")] = "sm_103a", as_json: Json = False,
+) -> None:  # fmt: skip
+    """Compile a config and say what the cubin holds; needs no GPU."""
+    from ..tuning.compiling import compile_config, compiler_versions
+    from ..tuning.cubin import resources
+
+    chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
+    card = card_of_arch(arch)
+    point = chosen.config(config, card)
+    found = resources(compile_config(chosen.engine, chosen.problem, point, arch))
+    data = {
+        **chosen.to_json(), "config": dict(point), "arch": arch, "evidence": "compiled",
+        "summation_order": chosen.engine.summation_order(chosen.problem, point),
+        "compilers": compiler_versions(chosen.engine), "source_digest": chosen.engine.source_digest(),
+        "kernels": [kernel.to_json() for kernel in found],
+    }  # fmt: skip
+
+    def render(console: Console, data: dict[str, Any]) -> None:
+        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} for {arch}, compiled", markup=False)
+        for kernel in found:
+            console.print(f"  {kernel.kernel}", markup=False)
+            console.print(f"    registers      {kernel.registers} a thread, {kernel.threads} threads, {kernel.blocks} blocks")
+            console.print(f"    shared memory  {kernel.dynamic_shared_bytes} bytes at launch, {kernel.static_shared_bytes} in the cubin")
+            console.print(f"    spills         {kernel.spill_instructions} local-memory instructions, stack {kernel.stack_bytes} bytes")
+            mix = ", ".join(f"{name} {count}" for name, count in list(kernel.instructions.items())[:10])
+            console.print(f"    instructions   {mix}, ...", markup=False)
+        console.print(f"  summation order: {data['summation_order']}", markup=False)
+
+    emit(data, as_json, render)
+
+
+def predict(
+    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
+    model: Model = "k3", gpu: Annotated[str, typer.Option("--gpu", help="GPU card.")] = "GB300", as_json: Json = False,
+) -> None:  # fmt: skip
+    """Predict an engine's time on a GPU that need not be here; the model's error stands beside it."""
+    from ..kernels.gpu_cards import gpu_card
+    from ..tuning.compiling import compile_config
+    from ..tuning.predict import predict as run_predict
+
+    chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
+    card = gpu_card(gpu)
+    point = chosen.config(config, card)
+    compiled = compile_config(chosen.engine, chosen.problem, point, card.arch)
+    prediction = run_predict(chosen.family, chosen.engine, chosen.problem, point, card, compiled)
+    floor = chosen.family.traffic(chosen.problem).bytes / card.read_bandwidth * 1e6
+    data = {
+        **chosen.to_json(), "config": dict(point), "gpu": card.name, "evidence": "predicted",
+        "prediction": prediction.to_json(), "floor_us": round(floor, 3), "floor_bandwidth": card.read_bandwidth_source,
+    }  # fmt: skip
+
+    def render(console: Console, data: dict[str, Any]) -> None:
+        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {card.name}, predicted", markup=False)
+        console.print(f"  time   {prediction.microseconds:8.2f} us   model error: {prediction.error}", markup=False)
+        console.print(f"  floor  {floor:8.2f} us   bytes over the {card.read_bandwidth_source} bandwidth of {card.read_bandwidth / 1e12:.2f} TB/s")
+        for term, value in prediction.terms.items():
+            console.print(f"    {term:<12} {value:8.2f} us")
+        if prediction.uncalibrated:
+            console.print(f"  never calibrated on {card.name}: {', '.join(prediction.uncalibrated)}", markup=False)
+
+    emit(data, as_json, render)

@@ -1,0 +1,105 @@
+"""Attention projection on a GPU: correctness of every engine, honest timing."""
+
+import dataclasses
+import random
+
+import pytest
+from k3lab.kernels import K3, family
+from k3lab.kernels.device import discover
+
+pytestmark = pytest.mark.gpu
+FAMILY = family("attention_projection")
+
+
+@pytest.fixture(scope="module")
+def device():
+    found = discover()
+    if found is None:
+        pytest.skip("no GPU here")
+    return found
+
+
+def configs(engine, problem, card, count, seed=0):
+    space = engine.space(problem, card)
+    legal = list(space.legal)
+    return [dict(space.default), *random.Random(seed).sample(legal, min(count, len(legal)))]
+
+
+@pytest.mark.parametrize("name", ["triton", "cute_plain"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 33, 64])
+@pytest.mark.parametrize(("tp", "kind"), [(16, "kda"), (16, "mla"), (8, "kda")])
+def test_engine_equals_twin(device, name, rows, tp, kind):
+    from k3lab.tuning.check import check
+
+    engine, problem = FAMILY.engine(name), FAMILY.problem(K3, tp=tp, rows=rows, kind=kind)
+    if engine.refuses(problem, device.arch):
+        assert rows > 8
+        return
+    for seed, config in enumerate(configs(engine, problem, device.need_card(), 4, seed=rows)):
+        result = check(FAMILY, engine, problem, config, seed)
+        assert result.how == "gpu"
+        assert result.ok, f"{config}: {result.reason}"
+
+
+def test_changing_row_counts_with_one_object(device):
+    import torch
+    from k3lab.kernels.launch import Runner
+    from k3lab.tuning.compare import compare
+    from k3lab.tuning.compiling import compile_config
+
+    engine, problem = FAMILY.engine("triton"), FAMILY.problem(K3, tp=16, rows=64)
+    runner = Runner(compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch))
+    for seed, rows in enumerate((64, 1, 8, 64, 33)):
+        case = dataclasses.replace(problem, rows=rows)
+        inputs = FAMILY.inputs(case, seed, "cuda")
+        out = torch.full((rows, problem.outputs), float("nan"), dtype=torch.bfloat16, device="cuda")
+        runner.bind({**inputs, "out": out}, rows=rows)()
+        torch.cuda.synchronize()
+        result = compare("out", out, FAMILY.twin(case, inputs)["out"], FAMILY.tolerance(case, "out"))
+        assert result.ok, result.message
+
+
+def test_a_wrong_kernel_fails_the_check(device, monkeypatch):
+    from k3lab.tuning import check
+    from k3lab.tuning.compiling import compile_config
+
+    engine, problem = FAMILY.engine("triton"), FAMILY.problem(K3, tp=16, rows=8)
+    compiled = compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch)
+    (launch,) = compiled.launches
+    short = dataclasses.replace(launch, grid=(launch.grid[0] - 1, *launch.grid[1:]))
+    result = check.check_compiled(FAMILY, dataclasses.replace(compiled, launches=(short,)), seed=0)
+    assert not result.ok
+    assert "never written" in result.reason
+
+
+@pytest.mark.parametrize("name", ["triton", "cute_plain"])
+def test_timing(device, name, benchmark):
+    from k3lab.tuning.compiling import compile_config
+    from k3lab.tuning.timing import time_compiled
+
+    engine, problem = FAMILY.engine(name), FAMILY.problem(K3, tp=16, rows=1)
+    compiled = compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch)
+    timing = time_compiled(FAMILY, compiled, alternative=True)
+    assert timing.stable, timing.notes
+    assert timing.cold.copies >= 9
+    assert timing.hot_us < timing.cold_us  # 46 MB fit in the L2
+    assert timing.cold_us >= timing.floor_us * 0.97
+    samples = iter(timing.cold.samples_ns)
+    benchmark.extra_info.update(timing.to_json())
+    # device time as the stats: one recorded sample a round
+    benchmark._timer = _replayed(samples)
+    benchmark.pedantic(lambda: None, rounds=len(timing.cold.samples_ns), iterations=1)
+    assert benchmark.stats.stats.median == pytest.approx(timing.cold_us * 1e-6, rel=0.01)
+
+
+def _replayed(samples_ns):
+    """A timer for pytest-benchmark whose differences are the recorded device times."""
+    state = {"now": 0.0, "start": True}
+
+    def timer():
+        if not state["start"]:
+            state["now"] += next(samples_ns, 0) * 1e-9
+        state["start"] = not state["start"]
+        return state["now"]
+
+    return timer

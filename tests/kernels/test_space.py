@@ -1,0 +1,47 @@
+"""Spaces: constraints explain themselves, digests do not depend on key order."""
+
+import pytest
+from k3lab.kernels import Constraint, InputError, Param, Space, config_digest
+
+
+def small() -> Space:
+    return Space(
+        params=(Param("tile", (16, 32, 64), "rows"), Param("split", (1, 2), "ways")),
+        constraints=(Constraint(lambda c: c["tile"] * c["split"] <= 64, "tile {tile} x split {split} exceeds 64"),),
+        default={"tile": 16, "split": 1},
+    )
+
+
+def test_legal_points_are_those_the_constraint_admits():
+    assert [tuple(c.values()) for c in small().legal] == [(16, 1), (16, 2), (32, 1), (32, 2), (64, 1)]
+    assert small().size == 6
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"tile": 64, "split": 2}, "tile 64 x split 2 exceeds 64"),
+        ({"tile": 8, "split": 1}, "tile is 8, legal values are 16, 32, 64"),
+        ({"tile": 16}, "'split' is missing"),
+        ({"tile": 16, "split": 1, "warps": 4}, "unknown parameter 'warps'"),
+    ],
+)
+def test_illegal_points_say_why(config, says):
+    assert says in small().illegal(config)
+    with pytest.raises(InputError, match="illegal config"):
+        small().check(config)
+
+
+def test_refusals_are_counted_by_reason():
+    assert small().refusals() == {"tile {tile} x split {split} exceeds 64": 1}
+
+
+def test_default_must_be_legal():
+    with pytest.raises(ValueError, match="default config is illegal"):
+        Space((Param("tile", (16,), ""),), (), {"tile": 8})
+
+
+def test_digest_ignores_order_and_tells_values_apart():
+    assert config_digest({"a": 1, "b": 2}) == config_digest({"b": 2, "a": 1})
+    digests = {config_digest(c) for c in ({"a": 1}, {"a": 2}, {"a": "1"}, {"a": True}, {"b": 1}, {"a": 1, "b": 1})}
+    assert len(digests) == 6

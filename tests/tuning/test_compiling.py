@@ -1,0 +1,65 @@
+"""Compilation: the cache's key sees every field, its entries survive nothing but themselves."""
+
+import dataclasses
+
+import pytest
+from k3lab.kernels import K3, InputError, family
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.kernels.paths import compiled_cache
+from k3lab.tuning import compiling
+from k3lab.tuning.compiling import cache_key, compile_config
+
+FAMILY = family("attention_projection")
+ENGINE = FAMILY.engine("cute_plain")
+PROBLEM = FAMILY.problem(K3, tp=16, rows=1)
+CONFIG = dict(ENGINE.space(PROBLEM, gpu_card("GB300")).default)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("K3LAB_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_any_change_changes_the_key(monkeypatch):
+    keys = {cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a")}
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_90a"))
+    keys.add(cache_key(ENGINE, PROBLEM, {**CONFIG, "threads": 64}, "sm_103a"))
+    for change in ({"rows": 2}, {"kind": "mla"}, {"hidden": 3584}, {"outputs": 16}, {"tp": 8}, {"dtype": "float16"}):
+        keys.add(cache_key(ENGINE, dataclasses.replace(PROBLEM, **change), CONFIG, "sm_103a"))
+    keys.add(cache_key(FAMILY.engine("triton"), PROBLEM, CONFIG, "sm_103a"))
+    monkeypatch.setattr(compiling, "compiler_versions", lambda engine: {"nvidia-cutlass-dsl": "0"})
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a"))
+    monkeypatch.setattr(type(ENGINE), "source_digest", lambda self: "changed")
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a"))
+    monkeypatch.setattr(compiling, "glue_digest", lambda engine: "changed")
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a"))
+    assert len(keys) == 13
+
+
+def test_second_compilation_comes_from_the_cache(monkeypatch):
+    first = compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+
+    def explode(*args):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(type(ENGINE), "compile", explode)
+    assert compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a") == first
+    with pytest.raises(AssertionError, match="compiled again"):
+        compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a", cache=False)
+
+
+def test_a_damaged_entry_is_compiled_again():
+    first = compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+    (entry,) = compiled_cache().glob("*.pickle")
+    entry.write_bytes(entry.read_bytes()[:-1] + b"?")
+    assert compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a").launches[0].kernel == first.launches[0].kernel
+
+
+def test_the_same_source_gives_the_same_bytes():
+    one, two = (compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a", cache=False) for _ in range(2))
+    assert one.launches == two.launches
+
+
+def test_a_refused_problem_is_not_compiled():
+    with pytest.raises(InputError, match="at most 8"):
+        compile_config(ENGINE, dataclasses.replace(PROBLEM, rows=16), CONFIG, "sm_103a")

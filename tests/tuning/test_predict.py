@@ -1,0 +1,70 @@
+"""The cost model: floors, residency, what it says of its own error."""
+
+import dataclasses
+
+import pytest
+from k3lab.kernels import K3, family
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.tuning.compiling import compile_config
+from k3lab.tuning.cubin import KernelResources
+from k3lab.tuning.model_error import relative_error, stated_error
+from k3lab.tuning.predict import predict, resident_blocks
+
+FAMILY = family("attention_projection")
+TRITON = FAMILY.engine("triton")
+GB300, H200 = gpu_card("GB300"), gpu_card("H200")
+
+
+def usage(**change) -> KernelResources:
+    base = KernelResources("k", 64, 1024, 32768, 0, 0, 128, 132, 1, {})
+    return dataclasses.replace(base, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "blocks"),
+    [
+        ({}, 6),  # shared memory: 228 KB / 33 KB
+        ({"dynamic_shared_bytes": 0}, 8),  # registers: 64 K / (64 x 128)
+        ({"dynamic_shared_bytes": 0, "registers": 33}, 12),  # 40 a thread are allocated
+        ({"dynamic_shared_bytes": 0, "registers": 16, "threads": 1024}, 2),  # threads
+        ({"dynamic_shared_bytes": 0, "registers": 16, "threads": 32}, 32),  # blocks
+        ({"dynamic_shared_bytes": 227 * 1024}, 1),
+        ({"dynamic_shared_bytes": 300 * 1024}, 0),
+    ],
+)
+def test_residency(change, blocks):
+    assert resident_blocks(usage(**change), H200) == blocks
+
+
+@pytest.mark.parametrize("tp", [8, 16])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_no_prediction_lies_below_the_byte_floor(tp, rows):
+    problem = FAMILY.problem(K3, tp=tp, rows=rows)
+    for gpu in (GB300, H200):
+        config = TRITON.space(problem, gpu).default
+        found = predict(FAMILY, TRITON, problem, config, gpu, compile_config(TRITON, problem, config, gpu.arch))
+        assert found.microseconds > FAMILY.traffic(problem).bytes / gpu.read_bandwidth * 1e6
+        assert set(found.to_json()["terms"]) >= {"launch", "memory", "l2", "tile_loop"}
+
+
+def test_starved_configs_are_predicted_slower():
+    problem = FAMILY.problem(K3, tp=16, rows=8)
+    base = {"schedule": "splitk", "block_n": 64, "block_k": 128, "split_k": 4, "num_warps": 4, "num_stages": 4}
+    shallow = {**base, "split_k": 1, "num_stages": 2}
+
+    def time(config):
+        return predict(FAMILY, TRITON, problem, config, H200, compile_config(TRITON, problem, config, "sm_90a")).microseconds
+
+    assert time(shallow) > 1.3 * time(base)
+
+
+def test_the_error_is_stated_and_names_what_was_never_calibrated_on_the_target():
+    words, missing = stated_error("attention_projection", "triton", GB300)
+    assert "not compared on GB300" in words
+    assert missing
+    words, missing = stated_error("attention_projection", "triton", H200)
+    assert "on H200" in words
+    assert not missing
+    assert 0 < relative_error("attention_projection", "triton", GB300) < 1
+    assert stated_error("router", "none", GB300)[0] == "never compared with a measurement"
+    assert relative_error("router", "none", GB300) == 0.25
