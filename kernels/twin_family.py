@@ -75,12 +75,13 @@ def in_fp32(inputs: Tensors) -> dict[str, torch.Tensor]:
 def rounding_tolerance(roundings: int, length: int, why: str) -> Tolerance:
     """Bound for ``roundings`` BF16 roundings in a row and FP32 sums of ``length`` terms.
 
-    One rounding errs by 2^-9 of a value at most; elements are bounded at 5 sigma of the output.
+    One rounding errs by 2^-8 of a value at most and by less than 2^-9 in the root mean square; elements
+    are bounded at 5 sigma of the output.
     """
     accumulate = 2**-24 * length**0.5
     return Tolerance(
         relative=roundings * 2**-9 + 4 * accumulate,
-        element=roundings * 2**-9 * 5 + 32 * accumulate,
+        element=roundings * 2**-8 * 5 + 32 * accumulate,
         why=f"{roundings} BF16 rounding{'s' if roundings > 1 else ''} ({why}); FP32 sums of {length} terms",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -69,26 +70,28 @@ class ExpertsFamily(TwinFamily):
         )  # fmt: skip
 
     def draws(self, problem: Problem) -> dict[str, Draw]:
-        """Random codes under scales 2^-8..2^-6, so that expert weights have a standard deviation near 0.03."""
+        """Random codes under scales that keep the magnitude of what the experts multiply."""
         assert isinstance(problem, Experts)
         rows, hidden, latent, inner = problem.rows, problem.hidden, problem.latent, problem.intermediate
 
         def packed(*shape: int) -> Draw:
             return Draw((problem.experts, *shape), dtype="uint8")
 
-        def scale(*shape: int) -> Draw:
-            return Draw((problem.experts, *shape), dtype="uint8", low=119, high=122)
+        def scale(*shape: int, width: int) -> Draw:
+            # codes have a root mean square of 2.9, near 2^1.5
+            exponent = 127 - round(0.5 * math.log2(width) + 1.5)
+            return Draw((problem.experts, *shape), dtype="uint8", low=exponent, high=exponent + 2)
 
         return {
             "latent": Draw((rows, latent)),
             "ids": Draw((rows, problem.top_k), dtype="int64", high=problem.experts),
             "weights": Draw((rows, problem.top_k), dtype="float32", std=0.1 / problem.top_k, mean=1 / problem.top_k),
             "w1": packed(inner, latent // 2),
-            "w1_scale": scale(inner, latent // GROUP),
+            "w1_scale": scale(inner, latent // GROUP, width=latent),
             "w3": packed(inner, latent // 2),
-            "w3_scale": scale(inner, latent // GROUP),
+            "w3_scale": scale(inner, latent // GROUP, width=latent),
             "w2": packed(latent, inner // 2),
-            "w2_scale": scale(latent, inner // GROUP),
+            "w2_scale": scale(latent, inner // GROUP, width=inner * problem.tp),
             "x": Draw((rows, hidden)),
             "gate": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
             "up": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
