@@ -1,1 +1,32 @@
+"""Traces of decode steps: readers, layers, times, budgets and verdicts. Standard library only, no torch."""
 
+from __future__ import annotations
+
+from .budget import Budget, Limit, budget_names, load_budget, parse_budget
+from .check import check_trace, inspect_trace
+from .errors import TraceError
+from .model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from .reader import read_trace
+from .report import DeviceReport, Report
+from .synthetic import synthesize
+
+__all__ = [
+    "ApiCall",
+    "Budget",
+    "DeviceReport",
+    "HostRange",
+    "Kernel",
+    "Limit",
+    "NodeOrigin",
+    "RejectedRow",
+    "Report",
+    "Trace",
+    "TraceError",
+    "budget_names",
+    "check_trace",
+    "inspect_trace",
+    "load_budget",
+    "parse_budget",
+    "read_trace",
+    "synthesize",
+]

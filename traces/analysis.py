@@ -1,0 +1,217 @@
+"""From a trace to the layers of one device over all its steady steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .layers import LayerClass, StepLayers, classify, split_step
+from .model import Kernel, Trace
+from .recurrence import Abstain
+from .steps import GRAPHS, NONE, Marked, Step, Steps, find_steps, mark, merged
+from .timing import LayerTimes, layer_times, median_ns
+
+WARM_UP = 5
+ENOUGH_STEPS = 20
+_SIDE_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, over all steady steps: kernel names in launch order and its times in every step."""
+
+    position: int
+    number: int
+    name: str
+    kernels: tuple[str, ...]
+    times: tuple[LayerTimes, ...]
+
+    @property
+    def period(self) -> int:
+        """Median completion period, ns."""
+        return median_ns(item.completion_period for item in self.times)
+
+    @property
+    def typical(self) -> LayerTimes:
+        """The step whose completion period is nearest to the median: numbers that belong together."""
+        return min(self.times, key=lambda item: (abs(item.completion_period - self.period), item.wall, item.total))
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What became of the steps of a device."""
+
+    source: str
+    found: int
+    used: int
+    warm_up: int
+    cut: int
+    uneven: int
+    prefill: int
+    outside: int
+    decode: bool
+    requests: int | None
+
+
+@dataclass(frozen=True)
+class DeviceLayers:
+    """Layers of one device of one process; ``abstained`` says why there are none."""
+
+    process: int
+    device: int
+    gpu: str | None
+    kernels: int
+    counts: StepCounts
+    method: str | None
+    layers: tuple[Layer, ...]
+    classes: tuple[LayerClass, ...]
+    prefix: int
+    suffix: int
+    between: int
+    step_ns: int | None
+    abstained: Abstain | None
+
+
+def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
+    """The kernels of each (process, device), largest first; those with a trifle of them are left out."""
+    groups: dict[tuple[int, int], list[Kernel]] = {}
+    for kernel in trace.kernels:
+        groups.setdefault((kernel.process, kernel.device), []).append(kernel)
+    ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [tuple(group) for _, group in ranked if len(group) >= _SIDE_SHARE * len(ranked[0][1])]
+
+
+def analyse(trace: Trace, kernels: Sequence[Kernel], layers: int | None = None) -> DeviceLayers:
+    """Steps, layers and times of one device.
+
+    Args:
+        trace: the capture.
+        kernels: the kernels of one device of it.
+        layers: how many layers a step has, if known.
+    """
+    steps = find_steps(mark(trace, kernels))
+    if not steps.steps:
+        abstained = Abstain("no kernel is in any step")
+        return _nothing(trace, kernels, steps, abstained)
+    result = _analyse_steps(trace, kernels, steps, layers)
+    if result.abstained is not None and steps.source == GRAPHS and len(steps.steps) > 1:
+        together = _analyse_steps(trace, kernels, merged(steps), layers)
+        if together.abstained is None:
+            return together
+    return result
+
+
+def _chosen(steps: Steps) -> tuple[list[Step], StepCounts]:
+    """The steps to judge: decode steps, whole, after warm-up, all with the same kernels."""
+    prefill = sum(step.decode is False for step in steps.steps)
+    decode = [step for step in steps.steps if step.decode is not False]
+    pool = decode or list(steps.steps)
+    whole, cut = list(pool), 0
+    if len(whole) > 2:
+        modal = _modal(whole)
+        for edge in (0, -1):
+            if whole[edge].names != modal and len(whole[edge].kernels) < len(modal):
+                del whole[edge]
+                cut += 1
+    warm_up = min(WARM_UP, max(0, len(whole) - ENOUGH_STEPS))
+    whole = whole[warm_up:]
+    modal = _modal(whole)
+    even = [step for step in whole if step.names == modal]
+    requests = {step.requests for step in even}
+    counts = StepCounts(
+        source=steps.source,
+        found=len(steps.steps),
+        used=len(even),
+        warm_up=warm_up,
+        cut=cut,
+        uneven=len(whole) - len(even),
+        prefill=prefill,
+        outside=steps.outside,
+        decode=bool(decode),
+        requests=requests.pop() if len(requests) == 1 else None,
+    )
+    return even, counts
+
+
+def _modal(steps: Sequence[Step]) -> tuple[str, ...]:
+    counts = Counter(step.names for step in steps)
+    return max(counts, key=lambda names: (counts[names], len(names)))
+
+
+def _analyse_steps(trace: Trace, kernels: Sequence[Kernel], steps: Steps, layers: int | None) -> DeviceLayers:
+    even, counts = _chosen(steps)
+    split = split_step(even[0], layers)
+    if isinstance(split, Abstain):
+        return _nothing(trace, kernels, steps, split, counts)
+    if not all(_same_layers(split, step, even[0], layers) for step in even[1:]):
+        reason = "steps with the same kernels split into different layers"
+        return _nothing(trace, kernels, steps, Abstain(reason), counts)
+    names = even[0].names
+    sequences = [names[start:end] for start, end in split.spans]
+    rows = [layer_times([item.kernel for item in step.kernels], split.spans) for step in even]
+    found = tuple(
+        Layer(
+            position=position,
+            number=split.numbers[position],
+            name=split.names[position],
+            kernels=sequences[position],
+            times=tuple(row[position] for row in rows),
+        )
+        for position in range(len(split.spans))
+    )
+    return DeviceLayers(
+        process=kernels[0].process,
+        device=kernels[0].device,
+        gpu=trace.gpu(kernels[0].device),
+        kernels=len(kernels),
+        counts=counts,
+        method=split.method,
+        layers=found,
+        classes=tuple(classify(sequences)),
+        prefix=split.spans[0][0],
+        suffix=len(names) - split.spans[-1][1],
+        between=split.between,
+        step_ns=median_ns(_span(step) for step in even),
+        abstained=None,
+    )
+
+
+def _same_layers(split: StepLayers, step: Step, first: Step, layers: int | None) -> bool:
+    """Whether a step splits like the first one, which it does when its launches and marks are the same."""
+    if [_seen(item) for item in step.kernels] == [_seen(item) for item in first.kernels]:
+        return True
+    other = split_step(step, layers)
+    return isinstance(other, StepLayers) and other.spans == split.spans
+
+
+def _seen(item: Marked) -> tuple[object, ...]:
+    kernel = item.kernel
+    return (kernel.name, kernel.grid, kernel.block, item.layer.number if item.layer else None, item.replay is None)
+
+
+def _span(step: Step) -> int:
+    return max(item.kernel.end for item in step.kernels) - min(item.kernel.start for item in step.kernels)
+
+
+def _nothing(
+    trace: Trace, kernels: Sequence[Kernel], steps: Steps, why: Abstain, counts: StepCounts | None = None
+) -> DeviceLayers:
+    found = len(steps.steps)
+    counts = counts or StepCounts(steps.source, found, 0, 0, 0, 0, 0, steps.outside, False, None)
+    known = found and steps.source != NONE
+    return DeviceLayers(
+        process=kernels[0].process,
+        device=kernels[0].device,
+        gpu=trace.gpu(kernels[0].device),
+        kernels=len(kernels),
+        counts=counts,
+        method=None,
+        layers=(),
+        classes=(),
+        prefix=0,
+        suffix=0,
+        between=0,
+        step_ns=median_ns(_span(step) for step in steps.steps) if known else None,
+        abstained=why,
+    )

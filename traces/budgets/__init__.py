@@ -1,0 +1,1 @@
+"""Budgets as data: one JSON file each, named like the budget with underscores."""

@@ -1,0 +1,198 @@
+"""The two questions asked of a trace: what is in it, and does it keep a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .analysis import DeviceLayers, analyse, lanes
+from .budget import Budget, load_budget
+from .errors import TraceError
+from .explain import explain
+from .families import Plan, read_plan
+from .model import Trace
+from .nsys_sqlite import RECAPTURE
+from .reader import read_trace
+from .report import DeviceReport, Report, capture_notes
+from .timing import median_ns
+from .verdict import (
+    FAIL,
+    INCONCLUSIVE,
+    NOT_JUDGED,
+    PASS,
+    Judgement,
+    find_doubts,
+    judge_class,
+    judge_layer,
+    microseconds,
+    worst,
+)
+
+PlanLike = str | Path | Mapping[str, Any] | list[Any]
+
+
+def check_trace(
+    path: str | Path,
+    budget: str | Path | Budget,
+    *,
+    layers: int | None = None,
+    gpu: str | None = None,
+    tp: int | None = None,
+    rows: int | None = None,
+    plan: PlanLike | None = None,
+) -> Report:
+    """Hold the layers of a decode trace against a budget.
+
+    Args:
+        path: a torch.profiler JSON (plain or gzip) or an Nsight Systems SQLite export.
+        budget: a name (``gb300-tp16``), the path of a budget file, or a budget.
+        layers: how many layers a step has, if known; another number is then not accepted.
+        gpu: the GPU it was recorded on, for a trace that does not say; never overrules one that does.
+        tp: the tensor-parallel size; another than the budget's leaves the time inconclusive.
+        rows: tokens in a step; likewise.
+        plan: {kernel name: family}, a list of {kernel, family}, or the path of such a JSON file.
+
+    Returns:
+        A report whose verdict is ``pass``, ``fail`` or ``inconclusive``.
+
+    Raises:
+        TraceError: no usable trace, no kernels in it, or a wrong argument.
+    """
+    chosen = budget if isinstance(budget, Budget) else load_budget(budget)
+    for name, value in (("layers", layers), ("tp", tp), ("rows", rows)):
+        if value is not None and value < 1:
+            raise TraceError(f"{name} must be 1 or more, not {value}")
+    return _report(read_trace(path), chosen, layers, gpu, tp, rows, plan)
+
+
+def inspect_trace(
+    path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None
+) -> Report:
+    """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
+    if layers is not None and layers < 1:
+        raise TraceError(f"layers must be 1 or more, not {layers}")
+    return _report(read_trace(path), None, layers, None, None, None, plan)
+
+
+def _report(
+    trace: Trace,
+    budget: Budget | None,
+    layers: int | None,
+    gpu: str | None,
+    tp: int | None,
+    rows: int | None,
+    plan: PlanLike | None,
+) -> Report:
+    families = read_plan(plan) if plan is not None else None
+    if not trace.kernels:
+        return _without_kernels(trace, budget)
+    reports, reasons = [], []
+    for kernels in lanes(trace):
+        device = analyse(trace, kernels, layers)
+        report, why = _judge_device(trace, device, budget, gpu, tp, rows, families)
+        reports.append(report)
+        reasons.extend(why)
+    devices = tuple(reports)
+    notes = capture_notes(trace, devices)
+    if budget is not None:
+        notes.extend(_budget_notes(trace, devices, budget, gpu, tp, rows))
+    verdict = worst(report.verdict for report in devices) if budget else NOT_JUDGED
+    return Report(trace, budget, devices, verdict, tuple(dict.fromkeys(reasons)), tuple(notes), families)
+
+
+def _without_kernels(trace: Trace, budget: Budget | None) -> Report:
+    if trace.rejected:
+        row = trace.rejected[0]
+        raise TraceError(
+            f"{trace.path}: none of its {len(trace.rejected)} kernel rows has usable times "
+            f"({row.reason}); capture the trace again"
+        )
+    if not trace.graph_replays:
+        raise TraceError(f"{trace.path}: no kernel records; {trace.no_kernels_hint}")
+    step = median_ns(end - start for start, end in trace.graph_replays)
+    reason = (
+        f"kernels per layer cannot be counted: {len(trace.graph_replays)} graph replays "
+        f"(median {microseconds(step)}) were traced as a whole; {RECAPTURE}"
+    )
+    verdict = INCONCLUSIVE if budget else NOT_JUDGED
+    return Report(trace, budget, (), verdict, (reason,), tuple(capture_notes(trace, ())))
+
+
+def _judge_device(
+    trace: Trace,
+    device: DeviceLayers,
+    budget: Budget | None,
+    gpu: str | None,
+    tp: int | None,
+    rows: int | None,
+    plan: Plan | None,
+) -> tuple[DeviceReport, list[str]]:
+    if budget is None:
+        reasons = [f"no layers found: {device.abstained.reason}"] if device.abstained else []
+        return DeviceReport(device, (), (), tuple(explain(device, (), plan)), NOT_JUDGED), reasons
+    doubts = find_doubts(trace, device, budget, gpu, tp, rows)
+    groups = {index: group for group in device.classes for index in group.members}
+    layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
+    classes = tuple(judge_class(group, device, budget, doubts) for group in device.classes)
+    verdict = worst(judgement.verdict for judgement in (*layers, *classes))
+    reasons = []
+    for group, judgement in zip(device.classes, classes, strict=True):
+        if judgement.verdict == FAIL:
+            reasons.append(f"class {group.name}{f' ({group.kind})' if group.kind else ''}, "
+                           f"{len(group.members)} layers: {'; '.join(judgement.reasons)}")  # fmt: skip
+    failed = [index for index, judgement in enumerate(layers) if judgement.verdict == FAIL]
+    for index in failed:
+        reasons.append(f"{device.layers[index].name}: {'; '.join(layers[index].reasons)}")
+    reasons.extend(_inconclusive(layers, classes, doubts.everything))
+    if verdict == PASS:
+        kept = sum(judgement.verdict == PASS for judgement in layers)
+        rest = f"; {len(layers) - kept} layers not judged" if kept < len(layers) else ""
+        reasons.append(f"{kept} layers within the budget{rest}")
+    if verdict == NOT_JUDGED:  # nothing that the budget speaks of: never a pass
+        verdict = INCONCLUSIVE
+        kinds = ", ".join(sorted(budget.layers))
+        if not doubts.everything:
+            reasons.append(f"the budget is for {kinds} layers, and the trace has none")
+    return DeviceReport(device, layers, classes, tuple(explain(device, failed, plan)), verdict), reasons
+
+
+def _inconclusive(
+    layers: tuple[Judgement, ...], classes: tuple[Judgement, ...], everything: tuple[str, ...]
+) -> list[str]:
+    unknown = [reason for item in (*classes, *layers) if item.verdict == INCONCLUSIVE for reason in item.reasons]
+    return list(dict.fromkeys([*everything, *unknown]))
+
+
+def _budget_notes(
+    trace: Trace,
+    devices: tuple[DeviceReport, ...],
+    budget: Budget,
+    gpu: str | None,
+    tp: int | None,
+    rows: int | None,
+) -> list[str]:
+    notes = []
+    for report in devices:
+        device = report.layers
+        if gpu is not None and device.gpu is not None and gpu.upper() not in device.gpu.upper():
+            notes.append(f"the trace names the GPU {device.gpu}; what it says counts, not {gpu}")
+        elif gpu is not None and device.gpu is None:
+            notes.append(f"GPU {gpu} on your word; the trace does not name it")
+        for group, judgement in zip(device.classes, report.class_judgements, strict=True):
+            if judgement.verdict == NOT_JUDGED:
+                notes.append(f"class {group.name}, {len(group.members)} layers: {judgement.reasons[0]}: not judged")
+            elif group.kind is None and budget.limit(None) is not None:
+                kinds = ", ".join(budget.layers)
+                notes.append(f"class {group.name}: no kernel name tells the layer kind; held against {kinds}")
+    assumed = []
+    if tp is None and trace.world_size is None:
+        assumed.append(f"TP{budget.tp}")
+    if rows is None and budget.rows is not None:
+        assumed.append(f"{budget.rows} rows")
+    if assumed:
+        notes.append(f"not in the trace and taken from the budget: {', '.join(assumed)}")
+    if budget.inferred:
+        notes.append(f"inferred in the budget, not stated by its source: {', '.join(budget.inferred)}")
+    return notes
+

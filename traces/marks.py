@@ -1,0 +1,80 @@
+"""Names of step and layer marks, and which marks enclose a launch."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from .model import HostRange, Thread
+
+
+@dataclass(frozen=True)
+class StepMark:
+    """What the name of a step mark says. ``decode`` is None where it does not say."""
+
+    decode: bool | None
+    requests: int | None
+
+
+_VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)(?:\([^)]*\))?_generation_(\d+)")
+_SGLANG = re.compile(r"step\[\s*(\w+)(?:[^\]]*?\bbs=(\d+))?")
+_TRTLLM = re.compile(r"_forward_step\s+\d+:\s*(\d+) ctx reqs,\s*(\d+) gen reqs")
+_PLAIN = re.compile(r"^(?:k3lab[ ./:_-]?)?(?:(decode|verify)[ ._-]?)?step(?:[ ._:#-]*\d+|\b)", re.IGNORECASE)
+_DECODE_MODES = frozenset({"DECODE", "VERIFY", "TARGET_VERIFY", "DRAFT_EXTEND", "IDLE"})
+_LAYER = re.compile(
+    r"(?<![a-z])(?:layers?(?:_?idx)?|blocks?|transformer_?block|decoder_?layer)\s*[._\[\(:=# -]\s*(\d+)",
+    re.IGNORECASE,
+)
+_CAMEL_LAYER = re.compile(r"(?:Transformer|Decoder)(?:Block|Layer)[._\[\(:=# -]+(\d+)")
+
+
+def step_mark(name: str) -> StepMark | None:
+    """Read a range name as a step mark of vLLM, SGLang, TensorRT-LLM or this project; None if it is not one."""
+    if found := _VLLM.search(name):
+        return StepMark(int(found[1]) == 0 and int(found[2]) > 0, int(found[2]))
+    if found := _SGLANG.search(name):
+        return StepMark(found[1].upper() in _DECODE_MODES, int(found[2]) if found[2] else None)
+    if found := _TRTLLM.search(name):
+        return StepMark(int(found[1]) == 0 and int(found[2]) > 0, int(found[2]))
+    if found := _PLAIN.match(name):
+        return StepMark(True if found[1] else None, None)
+    return None
+
+
+def layer_number(name: str) -> int | None:
+    """The layer a range name speaks of (``layer_12``, ``model.layers.12.mlp``, ``TransformerBlock[3]``), or None."""
+    found = _LAYER.search(name) or _CAMEL_LAYER.search(name)
+    return int(found[1]) if found and len(found[1]) < 6 else None
+
+
+def enclosing(
+    ranges: Iterable[HostRange], queries: Sequence[tuple[Thread, int]], keep: Callable[[HostRange], bool]
+) -> list[tuple[HostRange, ...]]:
+    """For every (thread, time) the kept ranges that are open there, outermost first.
+
+    Ranges that do not nest (start/end ranges) are handled: a range is open from its start to its end.
+    """
+    by_thread: dict[Thread, list[HostRange]] = defaultdict(list)
+    for item in ranges:
+        if keep(item):
+            by_thread[item.thread].append(item)
+    asked: dict[Thread, list[int]] = defaultdict(list)
+    for index, (thread, _) in enumerate(queries):
+        if thread in by_thread:
+            asked[thread].append(index)
+    answers: list[tuple[HostRange, ...]] = [()] * len(queries)
+    for thread, indices in asked.items():
+        pending = sorted(by_thread[thread], key=lambda item: (item.start, -item.end, item.name))
+        indices.sort(key=lambda index: queries[index][1])
+        opened: list[HostRange] = []
+        position = 0
+        for index in indices:
+            time = queries[index][1]
+            while position < len(pending) and pending[position].start <= time:
+                opened.append(pending[position])
+                position += 1
+            opened = [item for item in opened if item.end >= time]
+            answers[index] = tuple(opened)
+    return answers

@@ -1,0 +1,208 @@
+"""Reader of Nsight Systems SQLite exports (schema 3; columns and tables by version, see nsys_tables)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import TraceError
+from .model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from .nsys_tables import Tables
+from .stamps import BadStamp, check_interval
+
+_PID_MASK = ~0xFFFFFF  # a globalTid with its low 24 bits cleared is the globalPid
+_RANGES = (59, 60, 70, 71)  # push/pop, start/end, and the nvtxt forms of both
+_DOMAIN = 75
+_LIBRARY_DOMAINS = frozenset({"NCCL", "CCCL", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NVTX"})
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_NODES = "CUDA_GRAPH_NODE_EVENTS"
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+RECAPTURE = "capture again with: nsys profile --cuda-graph-trace=node -t cuda,nvtx ..."
+
+
+def _is_int(*values: object) -> bool:
+    return all(isinstance(value, int) for value in values)
+
+
+def _kernels(tables: Tables) -> tuple[list[Kernel], list[RejectedRow]]:
+    wanted = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId",
+              "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")  # fmt: skip
+    kernels, rejected = [], []
+    for row in tables.rows(_KERNELS, wanted, texts=("demangledName", "shortName")):
+        start, end, device, stream, process, correlation, node, gx, gy, gz, bx, by, bz, full, short = row
+        name = next((text for text in (full, short) if isinstance(text, str) and text), "<unnamed>")
+        try:
+            if not _is_int(start, end):
+                raise BadStamp("time is not a whole number of ns")
+            check_interval(start, end)
+        except BadStamp as reason:
+            rejected.append(RejectedRow(name, str(reason)))
+            continue
+        kernels.append(
+            Kernel(
+                name=name,
+                start=start,
+                end=end,
+                device=device if _is_int(device) else 0,
+                stream=stream if _is_int(stream) else 0,
+                process=process & _PID_MASK if _is_int(process) else 0,
+                correlation=correlation if _is_int(correlation) else None,
+                grid=(gx, gy, gz) if _is_int(gx, gy, gz) else (),
+                block=(bx, by, bz) if _is_int(bx, by, bz) else (),
+                node=node if _is_int(node) and node else None,
+            )
+        )
+    kernels.sort(key=lambda kernel: (kernel.order, kernel.process, kernel.device))
+    rejected.sort(key=lambda row: (row.name, row.reason))
+    return kernels, rejected
+
+
+def _thread(global_tid: object, one_process: bool) -> tuple[int, int]:
+    if not isinstance(global_tid, int):
+        return (0, 0)
+    return (0 if one_process else global_tid & _PID_MASK, global_tid)
+
+
+def _apis(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> dict[tuple[int, int], ApiCall]:
+    found: dict[tuple[int, int], ApiCall] = {}
+    wanted = ("start", "end", "globalTid", "correlationId")
+    for start, end, tid, correlation, name in tables.rows("CUPTI_ACTIVITY_KIND_RUNTIME", wanted, texts=("nameId",)):
+        if not _is_int(start, end, correlation):
+            continue
+        thread = _thread(tid, one_process)
+        key = (thread[0], correlation)
+        if key not in needed:
+            continue
+        call = ApiCall(name if isinstance(name, str) else "<unnamed>", start, end, thread)
+        old = found.get(key)
+        if old is None or (not call.is_graph_launch, call.start) < (not old.is_graph_launch, old.start):
+            found[key] = call
+    return found
+
+
+def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
+    wanted = ("start", "end", "eventType", "globalTid", "domainId", "text")
+    skip: set[tuple[int, int]] = set()
+    rows = list(tables.rows("NVTX_EVENTS", wanted, texts=("textId",)))
+    for _, _, kind, tid, domain, text, registered in rows:
+        name = text if isinstance(text, str) else registered
+        if kind == _DOMAIN and _is_int(domain) and isinstance(name, str) and name.upper() in _LIBRARY_DOMAINS:
+            skip.add((_thread(tid, one_process)[0], domain))
+    found = []
+    for start, end, kind, tid, domain, text, registered in rows:
+        name = text if isinstance(text, str) and text else registered
+        if not _is_int(start, end) or end < start or not isinstance(name, str):
+            continue  # marks, unclosed ranges, categories and domains have no end
+        if kind is not None and kind not in _RANGES:
+            continue
+        thread = _thread(tid, one_process)
+        if (thread[0], domain) not in skip:
+            found.append(HostRange(name, start, end, thread))
+    found.sort(key=lambda item: (item.start, -item.end, item.name, item.thread))
+    return found
+
+
+def _origins(tables: Tables, kernels: list[Kernel], one_process: bool) -> dict[tuple[int, int], NodeOrigin]:
+    """Follow each kernel's graph node through its clones to the node that was captured."""
+    rows: dict[tuple[int, int], tuple[int, int, int | None, tuple[int, int]]] = {}
+    for start, tid, node, original in tables.rows(
+        _NODES, ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
+    ):
+        if not _is_int(start, node):
+            continue
+        thread = _thread(tid, one_process)
+        original = original if _is_int(original) and original else None
+        key = (thread[0], node)
+        row = (0 if original is None else 1, start, original, thread)
+        if key not in rows or row[:2] < rows[key][:2]:
+            rows[key] = row  # creation before clone, else the earliest
+    found = {}
+    for kernel in kernels:
+        if kernel.node is None or (kernel.process, kernel.node) in found:
+            continue
+        node, seen = kernel.node, set()
+        while (row := rows.get((kernel.process, node))) is not None and node not in seen:
+            seen.add(node)
+            if row[2] is None:
+                found[kernel.process, kernel.node] = NodeOrigin(row[1], row[3])
+                break
+            node = row[2]
+    return found
+
+
+def _hint(tables: Tables, mode: str | None, graphs_ran: bool) -> str:
+    if graphs_ran:
+        return f"its graphs were traced as a whole; {RECAPTURE}"
+    graph = "; if it replays graphs, add --cuda-graph-trace=node" if mode == "graph" else ""
+    if tables.has(_KERNELS):
+        return f"the kernel table is empty: did anything run on the GPU inside the capture range?{graph}"
+    return f"no kernel table: trace CUDA (-t cuda,nvtx) in the process that works on the GPU{graph}"
+
+
+def read_nsys(path: Path) -> Trace:
+    """Read an SQLite export of Nsight Systems.
+
+    Raises:
+        TraceError: not SQLite, damaged, or not an export of nsys.
+    """
+    tables = Tables(path)
+    try:
+        return _read(tables)
+    finally:
+        tables.close()
+
+
+def _read(tables: Tables) -> Trace:
+    known = (_KERNELS, _GRAPHS, "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "META_DATA_EXPORT")
+    if not any(tables.has(table) for table in known):
+        raise TraceError(f"{tables.name}: an SQLite file, but not one of nsys export --type sqlite")
+    if tables.has(_KERNELS) and not {"start", "end"} <= tables.columns(_KERNELS):
+        raise TraceError(f"{tables.name}: its kernel table has no start and end; export the report again")
+    meta, mode, notes = tables.metadata(), tables.graph_mode(), []
+    schema = meta.get("EXPORT_SCHEMA_VERSION")
+    if schema and schema.split(".")[0] != "3":
+        notes.append(f"schema {schema} is not one this reader was written for (3.x)")
+    one_process = "globalPid" not in tables.columns(_KERNELS)
+    kernels, rejected = _kernels(tables)
+    needed = {(kernel.process, kernel.correlation) for kernel in kernels if kernel.correlation is not None}
+    apis = _apis(tables, needed, one_process)
+    replays = sorted(
+        (start, end)
+        for start, end in tables.rows(_GRAPHS, ("start", "end"))
+        if _is_int(start, end) and end > start  # both 0: no timestamps
+    )
+    names = (name for (name,) in tables.rows("CUPTI_ACTIVITY_KIND_RUNTIME", (), texts=("nameId",)))
+    launches = any(isinstance(name, str) and "GraphLaunch" in name for name in names)
+    if any(kernel.node is not None for kernel in kernels):
+        mode = "node"
+    elif mode is None and replays:
+        mode = "graph"
+    if launches and mode != "node" and not replays and kernels:
+        notes.append("graphs were launched, but their kernels are not in the file: counts are a lower bound")
+    if any(_is_int(severity) and severity > 1 for (severity,) in tables.rows("DIAGNOSTIC_EVENT", ("severity",))):
+        notes.append("nsys recorded warnings about this capture (table DIAGNOSTIC_EVENT): events may be missing")
+    gpus = {
+        number: name
+        for number, name in tables.rows("TARGET_INFO_GPU", ("id", "name"))
+        if _is_int(number) and isinstance(name, str)
+    }
+    copies = {
+        kind.lower(): sum(1 for _ in tables.rows(f"CUPTI_ACTIVITY_KIND_{kind}", ("start",)))
+        for kind in ("MEMCPY", "MEMSET")
+    }
+    version = meta.get("EXPORT_PRODUCT_VERSION")
+    return Trace(
+        path=tables.name,
+        format="Nsight Systems SQLite",
+        kernels=tuple(kernels),
+        apis=apis,
+        ranges=tuple(_ranges(tables, one_process)),
+        node_origins=_origins(tables, kernels, one_process),
+        copies={kind: count for kind, count in copies.items() if count},
+        rejected=tuple(rejected),
+        gpus=gpus,
+        graph_mode=mode,
+        graph_replays=tuple(replays),
+        tool=f"nsys {version}" if version else None,
+        notes=tuple(notes),
+        no_kernels_hint=_hint(tables, mode, bool(replays) or launches),
+    )

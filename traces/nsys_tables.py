@@ -1,0 +1,116 @@
+"""Access to the tables of an Nsight Systems SQLite export whose columns and tables come and go by version."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from .errors import TraceError
+
+_VERSION = re.compile(r"^[0-9]+(\.[0-9]+){0,4}$")
+_MODE = "CUDA_GRAPH_TRACE_OPTIONS:MODE"
+_ALLOWED = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
+"""The only metadata read by name. The same tables hold the environment and the output of the profiled process."""
+
+
+class Tables:
+    """A read-only view of one export; every query names its columns and survives their absence."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file without locking it or writing beside it.
+
+        Raises:
+            TraceError: not an SQLite database.
+        """
+        self.name = path.name
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        try:
+            self._db = sqlite3.connect(uri, uri=True)
+            self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+            rows = self._db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+        except sqlite3.Error as error:
+            raise self._damaged(error) from None
+        self._tables = {name for (name,) in rows if isinstance(name, str)}
+        self._columns: dict[str, frozenset[str]] = {}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _damaged(self, error: Exception) -> TraceError:
+        return TraceError(f"{self.name}: not a usable SQLite file ({error}); export the report again with nsys export")
+
+    def has(self, table: str) -> bool:
+        """Whether the table exists; exports leave out tables without rows."""
+        return table in self._tables
+
+    def columns(self, table: str) -> frozenset[str]:
+        """The names of the table's columns; empty for a table that is not there."""
+        if table not in self._columns:
+            found: set[str] = set()
+            if self.has(table):
+                found = {row[1] for row in self.query(f'PRAGMA table_info("{table}")')}
+            self._columns[table] = frozenset(found)
+        return self._columns[table]
+
+    def query(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple]:
+        """Rows of a statement.
+
+        Raises:
+            TraceError: the file is damaged where the statement reads it.
+        """
+        try:
+            yield from self._db.execute(sql, tuple(values))
+        except (sqlite3.Error, OverflowError) as error:
+            raise self._damaged(error) from None
+
+    def rows(
+        self, table: str, wanted: Sequence[str], texts: Sequence[str] = (), where: str = ""
+    ) -> Iterator[tuple]:
+        """Rows of a table with the ``wanted`` columns, then the strings the ``texts`` columns refer to.
+
+        A column the table lacks reads as None. A string reference is a LEFT JOIN: a missing string must not
+        drop the row, and reads as ``<missing string 123>``.
+        """
+        if not self.has(table):
+            return
+        have = self.columns(table)
+        parts = [f't."{column}"' if column in have else "NULL" for column in wanted]
+        joins = []
+        for index, column in enumerate(texts):
+            if column not in have:
+                parts.append("NULL")
+            elif {"id", "value"} <= self.columns("StringIds"):
+                joins.append(f'LEFT JOIN StringIds s{index} ON s{index}.id = t."{column}"')
+                missing = f"'<missing string ' || t.\"{column}\" || '>'"
+                parts.append(f's{index}.value, CASE WHEN t."{column}" IS NULL THEN NULL ELSE {missing} END')
+                parts[-1] = f"COALESCE({parts[-1]})"
+            else:
+                parts.append(f"'<missing string ' || t.\"{column}\" || '>'")
+        yield from self.query(f'SELECT {", ".join(parts)} FROM "{table}" t {" ".join(joins)} {where}')
+
+    def metadata(self) -> dict[str, str]:
+        """Version facts of the export, by allow-list and only where they look like versions."""
+        found: dict[str, str] = {}
+        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
+            if {"name", "value"} <= self.columns(table):
+                for key in _ALLOWED:
+                    for (value,) in self.query(f'SELECT value FROM "{table}" WHERE name = ?', (key,)):
+                        if isinstance(value, str) and _VERSION.match(value):
+                            found.setdefault(key, value)
+        return found
+
+    def graph_mode(self) -> str | None:
+        """How graphs were traced: ``graph``, ``node``, or None where the capture does not say."""
+        if not {"name", "value"} <= self.columns("META_DATA_CAPTURE"):
+            return None
+        sql = "SELECT value FROM META_DATA_CAPTURE WHERE name = ? OR (name LIKE 'PROCESS%' AND name LIKE ?)"
+        modes = {
+            value.lower()
+            for (value,) in self.query(sql, (_MODE, f"%:{_MODE}"))
+            if isinstance(value, str) and value.lower() in ("graph", "node")
+        }
+        return modes.pop() if len(modes) == 1 else None

@@ -1,0 +1,183 @@
+"""The result of looking at a trace, as an object and as JSON-able data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .analysis import ENOUGH_STEPS, DeviceLayers, Layer
+from .budget import Budget
+from .explain import Finding, median_increments
+from .families import Plan, family_of
+from .layers import LayerClass
+from .model import Trace
+from .timing import quantile_ns
+from .verdict import NOT_JUDGED, Judgement, class_period
+
+SCHEMA = "k3lab.trace_report/1"
+SYNTHETIC = "synthetic: made by a generator, not recorded on a GPU"
+_REJECTED_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One device of the trace: layers, their judgements by position, the classes' by name, and findings."""
+
+    layers: DeviceLayers
+    layer_judgements: tuple[Judgement, ...]
+    class_judgements: tuple[Judgement, ...]
+    findings: tuple[Finding, ...]
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a trace shows; with a budget also the verdict.
+
+    ``verdict`` is ``pass``, ``fail``, ``inconclusive``, or ``not judged`` without a budget. ``reasons`` are
+    plain lines, the weightiest first; ``notes`` are facts about the capture.
+    """
+
+    trace: Trace
+    budget: Budget | None
+    devices: tuple[DeviceReport, ...]
+    verdict: str
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    plan: Plan | None = None
+
+    @property
+    def headline(self) -> str:
+        """One line: file, verdict, first reason."""
+        made = f" [{SYNTHETIC}]" if self.trace.synthetic else ""
+        against = f" against {self.budget.name}" if self.budget else ""
+        why = f": {self.reasons[0]}" if self.reasons else ""
+        return f"{self.trace.path}{made}: {self.verdict}{against}{why}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-able data; all times in integer ns."""
+        trace = self.trace
+        return {
+            "schema": SCHEMA,
+            "file": trace.path,
+            "format": trace.format,
+            "tool": trace.tool,
+            "synthetic": trace.synthetic,
+            "graph_mode": trace.graph_mode,
+            "verdict": self.verdict,
+            "reasons": list(self.reasons),
+            "budget": self.budget.to_json() if self.budget else None,
+            "resolution_ns": trace.resolution_ns,
+            "kernels": len(trace.kernels),
+            "copies": dict(sorted(trace.copies.items())),
+            "rejected": {
+                "count": len(trace.rejected),
+                "rows": [{"name": row.name, "reason": row.reason} for row in trace.rejected[:_REJECTED_SHOWN]],
+            },
+            "graph_replays": len(trace.graph_replays),
+            "devices": [_device_json(device, self.plan) for device in self.devices],
+            "notes": list(self.notes),
+        }
+
+
+def _judged(judgements: tuple[Judgement, ...], index: int) -> dict[str, Any]:
+    found = judgements[index] if index < len(judgements) else Judgement(NOT_JUDGED)
+    return {"verdict": found.verdict, "reasons": list(found.reasons)}
+
+
+def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
+    device = report.layers
+    counts = device.counts
+    class_of = {index: group for group in device.classes for index in group.members}
+    return {
+        "device": device.device,
+        "gpu": device.gpu,
+        "kernels": device.kernels,
+        "verdict": report.verdict,
+        "steps": {
+            "source": counts.source, "found": counts.found, "used": counts.used, "warm_up": counts.warm_up,
+            "cut": counts.cut, "uneven": counts.uneven, "prefill": counts.prefill,
+            "kernels_outside": counts.outside, "requests": counts.requests, "median_ns": device.step_ns,
+        },
+        "split": {
+            "method": device.method, "prefix": device.prefix, "suffix": device.suffix, "between": device.between,
+            "abstained": device.abstained.reason if device.abstained else None,
+            "candidates": [list(pair) for pair in device.abstained.candidates] if device.abstained else [],
+        },
+        "classes": [
+            _class_json(group, device, plan) | _judged(report.class_judgements, index)
+            for index, group in enumerate(device.classes)
+        ],
+        "layers": [
+            _layer_json(layer, class_of[index]) | _judged(report.layer_judgements, index)
+            for index, layer in enumerate(device.layers)
+        ],
+        "findings": [
+            {"kind": item.kind, "layer": item.layer, "cost_ns": item.cost_ns, "text": item.text}
+            for item in report.findings
+        ],
+    }  # fmt: skip
+
+
+def _class_json(group: LayerClass, device: DeviceLayers, plan: Plan | None) -> dict[str, Any]:
+    increments = median_increments(group, device)
+    return {
+        "class": group.name,
+        "kind": group.kind,
+        "layers": [device.layers[index].number for index in group.members],
+        "kernels": len(group.sequence),
+        "completion_period_ns": class_period(group, device),
+        "sequence": [
+            {"kernel": name, "family": family_of(name, plan), "increment_ns": increments[position]}
+            for position, name in enumerate(group.sequence)
+        ],
+    }
+
+
+def _layer_json(layer: Layer, group: LayerClass) -> dict[str, Any]:
+    periods = [times.completion_period for times in layer.times]
+    typical = layer.typical
+    return {
+        "number": layer.number,
+        "name": layer.name,
+        "class": group.name,
+        "kind": group.kind,
+        "kernels": len(layer.kernels),
+        "completion_period_ns": layer.period,
+        "p10_ns": quantile_ns(periods, 10),
+        "p90_ns": quantile_ns(periods, 90),
+        "typical_step": {
+            "completion_period_ns": typical.completion_period, "start_period_ns": typical.start_period,
+            "wall_ns": typical.wall, "busy_ns": typical.busy, "sum_ns": typical.total,
+            "overlap_same_stream_ns": typical.overlap_same_stream,
+            "overlap_cross_stream_ns": typical.overlap_cross_stream, "gap_ns": typical.gap,
+        },
+    }  # fmt: skip
+
+
+def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...]) -> list[str]:
+    """Facts about the capture that a reader must know."""
+    notes = [SYNTHETIC] if trace.synthetic else []
+    notes.extend(trace.notes)
+    for row in trace.rejected[:_REJECTED_SHOWN]:
+        notes.append(f"rejected kernel row {row.name!r:.60}: {row.reason}")
+    if len(trace.rejected) > _REJECTED_SHOWN:
+        notes.append(f"... {len(trace.rejected)} rejected in all")
+    if trace.copies:
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(trace.copies.items()))
+        notes.append(f"copies are not counted as kernels: {listed}")
+    for report in devices:
+        device, counts = report.layers, report.layers.counts
+        where = f"device {device.device}: " if len(devices) > 1 else ""
+        if device.layers and counts.used < ENOUGH_STEPS:
+            notes.append(f"{where}medians of {counts.used} steps; {ENOUGH_STEPS} after warm-up are advised")
+        if counts.cut:
+            notes.append(f"{where}{counts.cut} steps cut off by the capture were dropped")
+        if counts.prefill:
+            notes.append(f"{where}{counts.prefill} steps hold prefill")
+        if counts.outside:
+            notes.append(f"{where}{counts.outside} kernels are in no step")
+        if device.between:
+            notes.append(f"{where}{device.between} kernels between layer marks are counted in the layer that follows")
+    return notes
+

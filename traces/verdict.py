@@ -1,0 +1,129 @@
+"""Judges layers against a budget: pass, fail or inconclusive; a pass is never said where anything is in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .analysis import DeviceLayers, Layer
+from .budget import Budget, Limit
+from .layers import LayerClass
+from .model import Trace
+from .nsys_sqlite import RECAPTURE
+from .steps import NONE
+from .timing import median_ns
+
+PASS, FAIL, INCONCLUSIVE, NOT_JUDGED = "pass", "fail", "inconclusive", "not judged"
+_RANK = {NOT_JUDGED: 0, PASS: 1, INCONCLUSIVE: 2, FAIL: 3}
+COARSE_NS = 1000
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and the plain reasons for it."""
+
+    verdict: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What keeps a part of the verdict from being said; each entry is a plain reason.
+
+    ``everything``: neither count nor time can be judged. ``time``: the time cannot. ``passing``: a failure can
+    be told, a pass cannot.
+    """
+
+    everything: tuple[str, ...] = ()
+    time: tuple[str, ...] = ()
+    passing: tuple[str, ...] = ()
+
+
+def microseconds(ns: int) -> str:
+    """A time for people: microseconds with one decimal, more where it is below one."""
+    return f"{ns / 1000:.1f} us" if abs(ns) >= 1000 or ns == 0 else f"{ns / 1000:.3f} us"
+
+
+def worst(verdicts: Iterable[str]) -> str:
+    """The verdict of a whole from those of its parts: fail before inconclusive before pass before not judged."""
+    return max(verdicts, key=_RANK.__getitem__, default=NOT_JUDGED)
+
+
+def find_doubts(
+    trace: Trace, device: DeviceLayers, budget: Budget, gpu: str | None, tp: int | None, rows: int | None
+) -> Doubts:
+    """All reasons why a verdict on this device cannot be given, or not in full.
+
+    Args:
+        trace: the capture.
+        device: its layers on the device.
+        budget: what they are held against.
+        gpu: the GPU the caller says it was; believed only where the trace does not name one.
+        tp: the tensor-parallel size the caller says it was.
+        rows: the rows the caller says a step had.
+    """
+    everything: list[str] = []
+    time: list[str] = []
+    passing: list[str] = []
+    counts = device.counts
+    if device.abstained is not None:
+        close = ", ".join(f"{layers} x {kernels}" for layers, kernels in device.abstained.candidates)
+        hint = f" (closest, layers x kernels: {close})" if close else ""
+        everything.append(f"no layers found: {device.abstained.reason}{hint}")
+    elif counts.source == NONE:
+        everything.append("nothing marks the steps (no graph launch, step mark or layer mark)")
+    elif not counts.decode:
+        everything.append("no decode step in the trace: its step marks say prefill")
+    name = device.gpu or gpu
+    if name is None:
+        time.append(f"the trace does not name its GPU; the budget is for {budget.gpu}")
+    elif not budget.fits_gpu(name):
+        time.append(f"the GPU is {name}; the budget is for {budget.gpu}")
+    said_tp = tp if tp is not None else trace.world_size
+    if said_tp is not None and said_tp != budget.tp:
+        time.append(f"TP is {said_tp}; the budget is for TP{budget.tp}")
+    if rows is not None and budget.rows is not None and rows != budget.rows:
+        time.append(f"a step has {rows} rows; the budget is for {budget.rows}")
+    if trace.resolution_ns >= COARSE_NS:
+        time.append("resolution: the file counts whole microseconds, too coarse for this budget")
+    if trace.rejected:
+        passing.append(f"{len(trace.rejected)} kernel rows have unusable times")
+    if counts.uneven:
+        passing.append(f"{counts.uneven} steps have other kernels than the rest (lost events, or several graphs)")
+    if trace.graph_replays:
+        passing.append(f"{len(trace.graph_replays)} graph replays were traced as a whole; {RECAPTURE}")
+    return Doubts(tuple(everything), tuple(time), tuple(passing))
+
+
+def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, doubts: Doubts) -> Judgement:
+    if doubts.everything:
+        return Judgement(INCONCLUSIVE, doubts.everything)
+    if limit is None:
+        return Judgement(NOT_JUDGED, (f"the budget has no figure for {kind} layers",))
+    over, unknown = [], []
+    if limit.kernels is not None and kernels > limit.kernels:
+        over.append(f"{kernels} kernels, budget {limit.kernels}")
+    if limit.period_ns is not None:
+        if doubts.time:
+            unknown.extend(doubts.time)
+        elif period > limit.period_ns:
+            over.append(f"completion period {microseconds(period)}, budget {microseconds(limit.period_ns)}")
+    if over:
+        return Judgement(FAIL, tuple(over))
+    unknown.extend(doubts.passing)
+    return Judgement(INCONCLUSIVE, tuple(unknown)) if unknown else Judgement(PASS)
+
+
+def judge_layer(layer: Layer, kind: str | None, budget: Budget, doubts: Doubts) -> Judgement:
+    """One layer by its kernel count and its median completion period."""
+    return _judge(len(layer.kernels), layer.period, budget.limit(kind), kind, doubts)
+
+
+def class_period(found: LayerClass, device: DeviceLayers) -> int:
+    """Median completion period over all layers of a class and all steps, ns."""
+    return median_ns(times.completion_period for index in found.members for times in device.layers[index].times)
+
+
+def judge_class(found: LayerClass, device: DeviceLayers, budget: Budget, doubts: Doubts) -> Judgement:
+    """A class of layers by its modal kernel count and its median completion period."""
+    return _judge(len(found.sequence), class_period(found, device), budget.limit(found.kind), found.kind, doubts)
