@@ -23,6 +23,11 @@ def no_gpu() -> bool:
     return os.environ.get("K3LAB_NO_GPU", "") not in ("", "0")
 
 
+def commit() -> str | None:
+    """``K3LAB_COMMIT``: the commit to record where k3lab runs from something other than its checkout."""
+    return os.environ.get("K3LAB_COMMIT") or None
+
+
 def triton_interpret() -> bool:
     """``TRITON_INTERPRET=1``: Triton's own switch, read when a kernel is decorated."""
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")

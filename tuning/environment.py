@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..kernels import env
 from ..kernels.device import Device
 
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "optuna", "k3lab")
@@ -26,7 +27,9 @@ def package_versions() -> dict[str, str]:
 
 
 def source_commit() -> str:
-    """Commit of the k3lab checkout (``-dirty`` with local changes), or ``not a checkout``."""
+    """Commit of the k3lab checkout (``-dirty`` with local changes), ``K3LAB_COMMIT``, or ``not a checkout``."""
+    if named := env.commit():
+        return named
     here = Path(__file__).resolve().parent
     try:
         ask = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--match=NeverATag"]

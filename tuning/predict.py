@@ -45,6 +45,8 @@ class Terms:
 
 
 TERMS = Terms()
+FITTED_ON = ("kda-tp16-rows1", "kda-tp16-rows8", "kda-tp8-rows8")
+"""Problems of the attention projection whose H200 measurements the constants were fitted to; validation leaves them out."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ def resident_blocks(found: KernelResources, gpu: GpuCard) -> int:
 
 
 def predict(
-    family: Family, engine: Engine, problem: Problem, config: Config, gpu: GpuCard, compiled: Compiled,
+    family: Family, engine: Engine, problem: Problem, config: Config, gpu: GpuCard, compiled: Compiled | None,
     *, found: Sequence[KernelResources] | None = None, terms: Terms = TERMS,
 ) -> Prediction:  # fmt: skip
     """Time of one isolated call with cold weights on a GPU."""
-    found = found or resources(compiled)
+    if found is None:
+        assert compiled is not None, "either the compiled object or its resources"
+        found = resources(compiled)
     traffic, work = family.traffic(problem), engine.work(problem, config)
     main = max(found, key=lambda kernel: kernel.blocks * kernel.threads)
     resident = resident_blocks(main, gpu)
