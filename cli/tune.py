@@ -70,6 +70,10 @@ def make_request(
     if compile_limit <= 0 or measure_limit <= 0:
         raise InputError("a wall limit must be more than 0 seconds")
     found = family(family_name)
+    if not found.engines:
+        raise InputError(
+            f"family {found.name} has no engine to tune yet, only its twin; `k3lab kernels` lists those that have"
+        )
     engine = found.engine(engine_name or found.default_engine)
     problem = found.problem(K3, tp=tp, rows=rows, kind=kind)
     card, aim = target(gpu, objective)

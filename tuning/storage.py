@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import sqlite3
 import tempfile
@@ -120,7 +121,12 @@ def connect(path: Path) -> RDBStorage:
 
 @contextlib.contextmanager
 def created_whole(path: Path) -> Iterator[Path]:
-    """A temporary file beside the path that takes its place at the end: nobody sees a half-made database."""
+    """A temporary file beside the path that takes its place at the end: nobody sees a half-made database.
+
+    Only for the holder of the study's lock: what a killed process left of an earlier try is removed.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new*"):
+        left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     os.close(handle)
     temporary = Path(name)

@@ -16,7 +16,7 @@ from ..kernels.errors import InputError
 from ..kernels.space import Config, Space, config_digest
 from .identity import StudyIdentity, check_schema
 from .outcome import Outcome, Status
-from .storage import StudyLock, check_place, connect, created_whole, open_storage
+from .storage import StudyLock, check_database, check_place, connect, created_whole, open_storage
 
 if TYPE_CHECKING:
     import optuna
@@ -96,6 +96,8 @@ class TuningStudy:
         import optuna
 
         check_place(path)
+        if path.exists() and path.stat().st_size:
+            check_database(path)
         lock = StudyLock(path)
         lock.acquire()
         try:
