@@ -1,0 +1,116 @@
+"""A study and a layer as plain data, for the report and the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..kernels import K3, Family, InputError, ModelCard, Problem, family
+from ..kernels.gpu_cards import GPU_CARDS, GpuCard, gpu_card
+
+LAYER: tuple[tuple[str, bool], ...] = (
+    ("attention_projection", True), ("", True), ("output_projection", False),
+    ("router", False), ("experts", False), ("moe_tail", False),
+)  # fmt: skip
+"""Families of a MoE layer in launch order, and whether the layer kind is theirs; the empty name is the attention itself."""
+
+
+def study_data(path: Path) -> dict[str, Any]:
+    """Identity, trials, choice and byte floor of a study file.
+
+    Raises:
+        InputError: the file is no study.
+    """
+    from ..tuning.study import TuningStudy
+
+    with TuningStudy.for_reading(path) as study:
+        identity, trials = study.identity, [trial.to_json() for trial in study.trials()]
+        choice, environment = study.note("choice"), study.note("environment")
+    owner = family(identity["family"])
+    problem = owner.problem_from_json(identity["problem"])
+    gpu = gpu_card(identity["gpu"])
+    moved = owner.traffic(problem).bytes
+    return {
+        "path": str(path),
+        "family": identity["family"],
+        "engine": identity["engine"],
+        "problem": identity["problem"],
+        "label": problem.label,
+        "gpu": gpu.name,
+        "evidence": identity["objective"],
+        "bytes": moved,
+        "floor_us": moved / gpu.read_bandwidth * 1e6,
+        "bandwidth": gpu.read_bandwidth_source,
+        "trials": trials,
+        "choice": choice,
+        "environment": environment,
+    }
+
+
+def _known(studies: Sequence[dict[str, Any]], name: str, problem: dict[str, Any], gpu: str) -> dict[str, Any] | None:
+    """The study of the family and problem on the GPU: a measured one before a predicted one."""
+    fitting = [
+        study
+        for study in studies
+        if (study["family"], study["gpu"], study["problem"]) == (name, gpu, problem) and study["choice"]
+    ]
+    return min(fitting, key=lambda study: (study["evidence"] != "measured", study["choice"]["value_us"]), default=None)
+
+
+def layer_data(
+    card: ModelCard, tp: int, rows: int, kind: str, gpu: GpuCard, studies: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """One MoE layer, family by family: bytes, floor, and the time of a study's winner where there is one.
+
+    The total takes the winner's time where one is known and the floor elsewhere: a lower bound, without
+    collectives and without what lies between kernels.
+
+    Raises:
+        InputError: no such kind, TP does not divide, rows out of range.
+    """
+    if kind not in ("kda", "mla"):
+        raise InputError(f"layer kind {kind!r} is neither kda nor mla")
+    parts = []
+    for name, by_kind in LAYER:
+        owner = family(name or kind)
+        problem = owner.problem(card, tp=tp, rows=rows, kind=kind if by_kind and kind in owner.kinds else None)
+        moved = owner.traffic(problem).bytes
+        known = _known(studies, owner.name, problem.to_json(), gpu.name)
+        parts.append({
+            "family": owner.name,
+            "bytes": moved,
+            "floor_us": moved / gpu.read_bandwidth * 1e6,
+            "time_us": known["choice"]["value_us"] if known else None,
+            "evidence": known["evidence"] if known else "floor",
+        })  # fmt: skip
+    return {
+        "model": card.name,
+        "tp": tp,
+        "rows": rows,
+        "kind": kind,
+        "gpu": gpu.name,
+        "bandwidth": gpu.read_bandwidth_source,
+        "parts": parts,
+        "floor_us": sum(part["floor_us"] for part in parts),
+        "bound_us": sum(part["time_us"] or part["floor_us"] for part in parts),
+    }
+
+
+def floors(owner: Family, problem: Problem, sizes: Sequence[int], card: ModelCard = K3) -> list[dict[str, Any]]:
+    """Byte floor of the same rows and kind at several TP sizes, on every GPU with a card."""
+    fields = problem.to_json()
+    found = []
+    for tp in sizes:
+        moved = owner.traffic(owner.problem(card, tp=tp, rows=problem.rows, kind=fields.get("kind"))).bytes
+        found += [
+            {
+                "gpu": gpu.name,
+                "tp": tp,
+                "bytes": moved,
+                "floor_us": moved / gpu.read_bandwidth * 1e6,
+                "bandwidth": gpu.read_bandwidth_source,
+            }
+            for gpu in GPU_CARDS.values()
+        ]
+    return found
