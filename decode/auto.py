@@ -47,7 +47,10 @@ class AutoOperators:
         low = torch.arange(256) % 16
         high = torch.arange(256) // 16
         values = torch.tensor(E2M1, dtype=dtype)
-        self._pairs = torch.stack((values[low], values[high]), dim=-1).to(device)  # a byte's two columns
+        # a byte's two columns as one element of twice the width: one lookup a byte
+        pair = {2: torch.int32, 4: torch.int64, 8: torch.complex128}[dtype.itemsize]
+        self._pairs = torch.stack((values[low], values[high]), dim=-1).view(pair).flatten().to(device)
+        self._dtype = dtype
 
     # -- residual -----------------------------------------------------------------------------
     def attn_res(self, blocks: Sequence[Tensor], prefix: Tensor, mix: Mix, *, final: bool = False) -> Tensor:
@@ -156,7 +159,7 @@ class AutoOperators:
         return (beta * torch.tanh(g / beta) * torch.sigmoid(g) * linear * torch.tanh(u / linear)).to(gate.dtype)
 
     def _dequantize(self, packed: Tensor, scale: Tensor) -> Tensor:
-        pairs = self._pairs[packed.int()].flatten(-2)
+        pairs = self._pairs[packed.int()].view(self._dtype)
         scales = decode_scale(scale).to(pairs.dtype)
         return (pairs.unflatten(-1, (scale.shape[-1], -1)) * scales[..., None]).flatten(-2)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..kernels import InputError
+from ..kernels.device import discover
 
 
 def check_trace_path(path: Path) -> None:
@@ -36,10 +37,12 @@ def record_trace(run: Callable[[], object], path: Path) -> Path:
     from torch.profiler import ProfilerActivity, profile
 
     check_trace_path(path)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-    with profile(activities=activities) as recorded:
+    gpu = discover() is not None
+    with profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])], acc_events=True
+    ) as recorded:
         run()
-        if torch.cuda.is_available():
+        if gpu:
             torch.cuda.synchronize()
     suffix = ".json.gz" if path.name.endswith(".gz") else ".json"
     handle, partial = tempfile.mkstemp(dir=path.parent, suffix=suffix)

@@ -77,24 +77,30 @@ def _check_memory(card: ModelCard, ranks_here: int, device: Device | None, tp: i
         )
 
 
-def _choices(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
+def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
+    """What the bundle offers for this GPU, or for ``options.gpu`` where there is none."""
     if options.backend == "auto":
         if bundle is not None:
             raise InputError("backend auto uses no bundle; --backend latency_specialized does")
         return ()
     known = device.card.name if device and device.card else options.gpu
-    choices = choose(card, tp=options.tp, rows=options.rows, gpu=known, bundle=bundle, only=TUNED_FAMILIES)
+    return choose(card, tp=options.tp, rows=options.rows, gpu=known, bundle=bundle, only=TUNED_FAMILIES)
+
+
+def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | None) -> tuple[Choice, ...]:
+    """What of it can be launched here."""
     if device is None:
-        return without_gpu(choices, "no GPU here: the twin runs", f"run it on a {known}")
+        return without_gpu(wanted, "no GPU here: the twin runs", f"run it on a {options.gpu}")
     if device.card is None:
-        return without_gpu(choices, f"no GPU card for {device.name}", "add its card to kernels/gpu_cards.py")
-    return choices
+        return without_gpu(wanted, f"no GPU card for {device.name}", "add its card to kernels/gpu_cards.py")
+    return wanted
 
 
-def _head(card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], device: Device | None) -> tuple[str, ...]:
+def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None) -> tuple[str, ...]:
+    gpu = device.card.name if device and device.card else options.gpu
     lines = [
-        f"{one.evidence} only, never measured on this GPU: {one.label}, engine {one.engine}"
-        for one in choices
+        f"{one.evidence} only, never measured on a {gpu}: {one.label}, engine {one.engine}"
+        for one in wanted
         if isinstance(one, Tuned) and one.evidence != Evidence.MEASURED
     ]
     if device is None:
@@ -125,12 +131,13 @@ def run(
     device = discover()
     if options.trace and device is None:
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
-    choices = _choices(card, options, bundle, device)
+    wanted = _wanted(card, options, bundle, device)
+    choices = _usable(wanted, options, device)
     _check_memory(card, options.tp if device is None else 1, device, options.tp)
     say = progress or (lambda _what, _done, _of: None)
     decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say)
     return RunReport(
-        head=_head(card, options, choices, device),
+        head=_head(options, wanted, device),
         model=card.name,
         tp=options.tp,
         ranks=decoded.ranks,
