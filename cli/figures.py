@@ -84,10 +84,10 @@ def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figur
         hovertemplate="%{y}<br>floor %{x:.2f} us<extra></extra>",
     )  # fmt: skip
     over = [max(0.0, (part["time_us"] or 0) - part["floor_us"]) for part in layer["parts"]]
-    texts = [part["evidence"] for part in layer["parts"]]
+    texts = [part["evidence"] if part["time_us"] else "" for part in layer["parts"]]
     figure.add_bar(
         y=names, x=over, orientation="h", name="winner above its floor", marker={"color": ORANGE}, text=texts,
-        textposition="none", hovertemplate="%{y}<br>+%{x:.2f} us (%{text})<extra></extra>",
+        textposition="outside", hovertemplate="%{y}<br>+%{x:.2f} us (%{text})<extra></extra>",
     )  # fmt: skip
     figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
     figure.update_xaxes(title="us")

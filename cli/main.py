@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +34,9 @@ COMMANDS: dict[str, str] = {
     "doctor": "doctor",
 }
 """Command to the module of this package that defines it, in the order ``--help`` lists them."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 DESCRIPTION = "Kernel workbench and autotuner for the decode path of Kimi K3."
 
@@ -101,16 +103,11 @@ def run(argv: Sequence[str]) -> int:
     try:
         command = typer.main.get_command(build_app(word if word in COMMANDS else None))
         code = command.main(args=list(argv), prog_name="k3lab", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return _fail("interrupted", INTERRUPTED) if code == INTERRUPTED else code if isinstance(code, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
-    except BrokenPipeError:
-        # the reader went away (k3lab ... | head): what a process stopped by SIGPIPE returns
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", 130)
+        return _fail("interrupted", INTERRUPTED)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
     except Exception as error:

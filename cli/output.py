@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,8 +49,16 @@ def console(stderr: bool = False) -> Console:
 
 
 def emit(data: Any, as_json: bool, render: Callable[[Console, Any], None]) -> None:
-    """Print a command's result: the data as JSON, or what ``render(console, data)`` makes of it."""
-    if as_json:
-        print(json.dumps(plain(data), indent=2, ensure_ascii=False))
-    else:
-        render(console(), data)
+    """Print a command's result: the data as JSON, or what ``render(console, data)`` makes of it.
+
+    A reader that went away (``k3lab ... | head``) ends the command as SIGPIPE would.
+    """
+    try:
+        if as_json:
+            print(json.dumps(plain(data), indent=2, ensure_ascii=False))
+        else:
+            render(console(), data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(141) from None

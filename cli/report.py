@@ -41,6 +41,17 @@ def winner_rows(studies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def with_studies(families: list[dict[str, Any]], winners: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The families with the studies shown on the page added to the evidence on record."""
+    rows = []
+    for row in families:
+        known = [{"gpu": entry["gpu"], "evidence": entry["evidence"]} for entry in row["evidence"]]
+        known += [{"gpu": win["gpu"], "evidence": win["evidence"]} for win in winners if win["family"] == row["family"]]
+        distinct = [entry for index, entry in enumerate(known) if entry not in known[:index]]
+        rows.append({**row, "evidence": distinct})
+    return rows
+
+
 def model_error(study: dict[str, Any]) -> str | None:
     """What the cost model says of its own error, from the winner's prediction."""
     if not study["choice"]:
@@ -83,7 +94,7 @@ def collect(
         "version": package_versions()["k3lab"],
         "commit": source_commit(),
         "model": K3.name,
-        "families": family_rows(results),
+        "families": with_studies(family_rows(results), winner_rows(found)),
         "studies": found,
         "winners": winner_rows(found),
         "bundles": [describe(Bundle.load(path, accept_predicted=True)) for path in bundles],

@@ -1,0 +1,166 @@
+"""The command line frame: one plain line and exit 2 for a wrong call, lazy modules, JSON, pipes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.cli import main
+from k3lab.cli.output import plain
+from k3lab.kernels.evidence import Evidence
+
+
+def result_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main.run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nope"], "unknown command 'nope'; commands: kernels, check"),
+        (["doctor", "--nope"], "No such option: --nope"),
+        (["check"], "Missing argument"),
+        (["check", "nope"], "unknown family 'nope'; families: attention_projection"),
+        (["check", "attention_projection", "--tp", "7"], "TP 7 does not divide"),
+        (["check", "attention_projection", "--rows", "65"], "rows is 65"),
+        (["check", "attention_projection", "--rows", "many"], "Invalid value for '--rows'"),
+        (["check", "attention_projection", "--engine", "nope"], "has no engine 'nope'; it has: triton"),
+        (["check", "kda"], "family kda has no engine yet, only its twin"),
+        (["predict", "attention_projection", "--gpu", "a100"], "unknown GPU 'a100'"),
+        (["compile", "attention_projection", "--arch", "sm_42"], "sm_42"),
+        (["compile", "attention_projection", "--config", "block_k=7"], "legal values are"),
+        (["time", "attention_projection"], "needs an NVIDIA GPU"),
+        (["tune", "attention_projection", "--gpu", "h200", "--objective", "measured"], "needs an NVIDIA GPU"),
+        (["tune", "attention_projection", "--trials", "0"], "trials is 0"),
+        (["study", "show", "absent.sqlite3"], "there is no study absent.sqlite3"),
+        (["export", "absent.sqlite3", "--out", "b"], "there is no study absent.sqlite3"),
+        (["bundle", "verify", "absent"], "is not a directory"),
+        (["decode", "plan", "--bundle", "absent"], "is not a directory"),
+        (["decode", "plan", "--tp", "5"], "TP 5"),
+        (["trace", "check", "absent.json"], "absent.json"),
+        (["report", "--budget", "nope"], "no budget 'nope'"),
+        (["report", "--kind", "nope"], "layer kind 'nope'"),
+        (["demo", "--trials", "0"], "trials is 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_call_is_one_line_and_exit_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(arguments) == 2
+    seen = capsys.readouterr()
+    assert seen.err.startswith("k3lab: ")
+    assert seen.err.count("\n") == 1
+    assert message in seen.err
+    assert not seen.out
+    assert not list(tmp_path.iterdir()), "something was half-written"
+
+
+def test_only_the_module_of_the_command_is_imported() -> None:
+    code = (
+        "import sys\nfrom k3lab.cli.main import run\nrun(['kernels', '--help'])\n"
+        "print(sorted(name for name in sys.modules if name.startswith('k3lab.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "['k3lab.cli.kernels', 'k3lab.cli.main', 'k3lab.cli.output']"
+
+
+def test_help_is_quick() -> None:
+    best = 9.0
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "k3lab.cli.main", "--help"], capture_output=True, text=True, timeout=60
+        )
+        best = min(best, time.perf_counter() - started)
+    assert done.returncode == 0
+    assert all(f" {name} " in done.stdout for name in main.COMMANDS)
+    assert best < 2.0
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m k3lab.cli.main kernels --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["141"]
+
+
+def test_interrupt_ends_with_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from k3lab.cli import doctor
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "diagnose", interrupted)
+    assert main.run(["doctor"]) == 130
+    assert capsys.readouterr().err == "k3lab: interrupted\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3lab.cli import doctor
+
+    def broken() -> None:
+        raise ValueError("not an InputError")
+
+    monkeypatch.setattr(doctor, "diagnose", broken)
+    with pytest.raises(ValueError, match="not an InputError"):
+        main.run(["doctor"])
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("k3lab 0.")
+
+
+def test_plain_values() -> None:
+    assert plain({"a": float("nan"), "b": (1, Path("x")), 3: Evidence.MEASURED}) == {
+        "a": None,
+        "b": [1, "x"],
+        "3": "measured",
+    }
+
+
+def test_kernels_lists_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results" / "h200"
+    folder.mkdir(parents=True)
+    record = {"family": "attention_projection", "evidence": "measured", "gpu": {"name": "NVIDIA H200"}}
+    (folder / "attention_projection.json").write_text(json.dumps(record))
+    (folder / "nameless.json").write_text(json.dumps({**record, "evidence": "guessed"}))  # a word that is none
+    (folder / "broken.json").write_text("{")
+    rows = {row["family"]: row for row in result_of(capsys, "kernels")["families"]}
+    assert len(rows) == 9
+    assert [engine["name"] for engine in rows["attention_projection"]["engines"]] == ["triton", "cute_plain"]
+    assert [(entry["gpu"], entry["evidence"]) for entry in rows["attention_projection"]["evidence"]] == [
+        ("NVIDIA H200", "measured")
+    ]
+    assert rows["kda"]["evidence"] == []
+    assert main.run(["kernels"]) == 0
+    assert "NVIDIA H200: measured" in capsys.readouterr().out
+
+
+def test_doctor_knows_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    data = result_of(capsys, "doctor")
+    items = {item["name"]: item for item in data["items"]}
+    assert data["healthy"]
+    assert not data["can_measure"]
+    assert items["GPU"]["found"] == "K3LAB_NO_GPU is set"
+    assert Path(items["cuobjdump"]["found"]).name == "cuobjdump"
+
+
+def test_doctor_exits_1_where_a_part_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from k3lab.cli import doctor
+
+    monkeypatch.setattr(doctor, "PACKAGES", (*doctor.PACKAGES, "no-such-package-k3"))
+    assert main.run(["doctor", "--json"]) == 1
+    missing = next(
+        item for item in json.loads(capsys.readouterr().out)["items"] if item["name"] == "no-such-package-k3"
+    )
+    assert missing["cure"] == "pip install no-such-package-k3"
