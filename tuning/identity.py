@@ -37,6 +37,8 @@ class StudyIdentity:
     gpu: str
     """Name of the GPU card."""
     objective: Objective
+    method: str
+    """Version of the timing policy or of the cost model: times of two of them are not compared."""
     source_digest: str
     """Of the kernel files."""
     glue_digest: str
@@ -50,6 +52,8 @@ class StudyIdentity:
     def of(family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective) -> StudyIdentity:
         """The identity a new study would have now."""
         from .compiling import compiler_versions, glue_digest
+        from .policy import POLICY_VERSION
+        from .predict import MODEL_VERSION
 
         return StudyIdentity(
             schema=SCHEMA,
@@ -58,6 +62,7 @@ class StudyIdentity:
             problem=problem.to_json(),
             gpu=gpu.name,
             objective=objective,
+            method=f"timing policy {POLICY_VERSION}" if objective == "measured" else f"cost model {MODEL_VERSION}",
             source_digest=engine.source_digest(),
             glue_digest=glue_digest(engine),
             compilers=compiler_versions(engine),

@@ -151,8 +151,8 @@ class StudyLock:
         self.path = study.with_name(study.name + ".lock")
         self._file: Any = None
 
-    def acquire(self) -> None:
-        """Take the lock.
+    def take(self) -> None:
+        """Take the lock, at once or not at all.
 
         Raises:
             InputError: another process holds it.

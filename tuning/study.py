@@ -99,7 +99,7 @@ class TuningStudy:
         if path.exists() and path.stat().st_size:
             check_database(path)
         lock = StudyLock(path)
-        lock.acquire()
+        lock.take()
         try:
             if not path.exists() or path.stat().st_size == 0:
                 with created_whole(path) as temporary, _quiet_optuna():

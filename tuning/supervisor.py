@@ -19,6 +19,8 @@ from ..kernels.errors import InputError
 from .jobs import DEFAULT_EVALUATOR, Job
 from .outcome import Outcome, Status, failure, one_line
 
+REAP_S = 10.0
+"""How long a killed worker may take to go."""
 LOG_TAIL = 4000
 """Bytes of a dead worker's log that are searched for a reason."""
 
@@ -180,7 +182,8 @@ class Supervisor:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver call: killed, and reaped some day
+            process.wait(timeout=REAP_S)
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:

@@ -173,12 +173,15 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     kind: Kind = "measure" if request.objective == "measured" else "predict"
     worker = Supervisor(request.limits, gpu=request.objective == "measured", evaluator=request.evaluator)
     with TuningStudy.for_tuning(request.path, identity) as study, worker, stop.listening():
-        study.set_note("environment", environment(here))
         before = study.trials()
         total = request.trials if proposer.total is None else min(request.trials, proposer.total)
         title = f"{request.family.name} {request.problem.label} {request.gpu.name} {request.engine.name} ({request.objective})"
         progress.begin(f"{title}, {proposer.name}", before, total)
         try:
+            if _moved(study, environment(here)):
+                progress.message(
+                    "the GPU or its driver is another than in this study's earlier run: the finals are timed again"
+                )
             ended = _search(study, request, space, proposer, worker, kind, progress, stop)
             trials = study.trials()
             if request.objective == "measured" and ended != "interrupted":
@@ -190,6 +193,19 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
         done = sum(trial.finished for trial in trials) - sum(trial.finished for trial in before)
         statuses = Counter(str(trial.outcome.status) for trial in trials if trial.outcome)
         return TuneResult(request.path, study.identity, ended, done, dict(sorted(statuses.items())), choice)
+
+
+def _moved(study: TuningStudy, now: dict[str, Any]) -> bool:
+    """Store the environment; whether the GPU or its driver is another than in the run before, which voids the finals."""
+    before = study.note("environment")
+    study.set_note("environment", now)
+    if not before or not before["gpu"] or not now["gpu"]:
+        return False
+    if all(before["gpu"][name] == now["gpu"][name] for name in ("name", "driver")):
+        return False
+    study.set_note("earlier_environments", [*(study.note("earlier_environments") or []), before])
+    study.set_note("finals", None)
+    return True
 
 
 def _search(

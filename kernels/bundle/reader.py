@@ -233,14 +233,14 @@ def _read_manifest(path: Path) -> BodyModel:
 
 def _read_cubins(path: Path, body: BodyModel) -> dict[str, bytes]:
     """Every listed file, checked; nothing else may lie in the directory."""
+    for folder in (path / MANIFEST, path / CUBINS):
+        if folder.is_symlink():
+            raise InputError(f"bundle {path}: {folder.name} is a link; a bundle holds its own files")
     there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_symlink() or not file.is_dir()}
     if extra := sorted(there - {MANIFEST, *body.files}):
         raise InputError(
             f"bundle {path} holds {extra[0]}, which {MANIFEST} does not list; remove it, or export the bundle again"
         )
-    for folder in (path / MANIFEST, path / CUBINS):
-        if folder.is_symlink():
-            raise InputError(f"bundle {path}: {folder.name} is a link; a bundle holds its own files")
     cubins: dict[str, bytes] = {}
     for name, digest in sorted(body.files.items()):
         file = path / name

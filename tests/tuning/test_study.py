@@ -69,6 +69,7 @@ def test_a_started_trial_is_whole_before_anything_else_happens(tmp_path: Path) -
         ("engine", "large"),
         ("gpu", "H200"),
         ("objective", "measured"),
+        ("method", "cost model 0"),
         ("source_digest", "0" * 16),
         ("glue_digest", "0" * 16),
         ("space", "0" * 16),

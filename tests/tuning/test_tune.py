@@ -103,7 +103,9 @@ def test_a_large_space_is_sampled_better_than_at_random(tmp_path: Path) -> None:
     space = fake_family.LARGE.space(PROBLEM, None)
     assert all(space.illegal(trial.config) is None for trial in trials)
     assert result.ended == "trials"
-    drawn = [min(fake_evaluator.latency_us("large", c) for c in random.Random(s).sample(space.legal, 39)) for s in range(99)]
+    drawn = [
+        min(fake_evaluator.latency_us("large", c) for c in random.Random(s).sample(space.legal, 39)) for s in range(99)
+    ]
     assert min(trial.value for trial in trials) < sorted(drawn)[49]
 
 
@@ -309,7 +311,9 @@ def test_a_signal_ends_the_search_after_the_running_trial(tmp_path: Path, number
 
 def test_it_runs_outside_the_main_thread(tmp_path: Path) -> None:
     results = []
-    thread = threading.Thread(target=lambda: results.append(tune(request(tmp_path / "s.sqlite3", fake_family.SMALL, 3))))
+    thread = threading.Thread(
+        target=lambda: results.append(tune(request(tmp_path / "s.sqlite3", fake_family.SMALL, 3)))
+    )
     thread.start()
     thread.join(60)
     assert results[0].statuses == {"ok": 3}
@@ -332,6 +336,21 @@ def test_the_measured_objective_has_finals(tmp_path: Path, monkeypatch: pytest.M
     assert len(log.read_text().splitlines()) == 32  # neither trials nor finals are run again
     with TuningStudy.for_reading(path) as study:
         assert study.note("environment")["packages"]["optuna"]
+
+
+def test_another_driver_voids_the_finals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3lab.kernels.device import Device
+
+    path, told = tmp_path / "s.sqlite3", Told()
+    for driver in ("580.1", "580.1", "590.2"):
+        device = Device(0, "NVIDIA H200", "sm_90a", 132, 1, 1, driver, gpu_card("h200"))
+        monkeypatch.setattr(tune_module, "require_gpu", lambda gpu, device=device: device)
+        tune(request(path, fake_family.SMALL, 3, objective="measured"), told)
+    assert sum("finals are timed again" in message for message in told.messages) == 1
+    with TuningStudy.for_reading(path) as study:
+        assert [one["gpu"]["driver"] for one in study.note("earlier_environments")] == ["580.1"]
+        assert study.note("environment")["gpu"]["driver"] == "590.2"
+        assert study.note("finals")
 
 
 def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,9 @@ def test_a_poisoned_worker_is_replaced(worker: Supervisor) -> None:
     assert gone(before)
 
 
-def test_an_innocent_is_run_again_when_its_worker_was_already_dying(worker: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_innocent_is_run_again_when_its_worker_was_already_dying(
+    worker: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A death in a used worker is put to the test in a fresh one before it counts."""
     worker.run(job())
     deaths: list[int] = []
@@ -124,7 +126,9 @@ def test_an_innocent_is_run_again_when_its_worker_was_already_dying(worker: Supe
     assert deaths
 
 
-def test_children_of_a_hung_worker_die_with_it(tmp_path: Path, worker: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_a_hung_worker_die_with_it(
+    tmp_path: Path, worker: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = tmp_path / "spawning_evaluator.py"
     module.write_text(
         "import subprocess, time\nfrom fake_evaluator import *\n"
@@ -154,7 +158,10 @@ def test_a_predicting_worker_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_worker_that_cannot_start_is_the_callers_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Supervisor(gpu=False, evaluator="no_such_evaluator") as broken, pytest.raises(InputError, match="no_such_evaluator"):
+    with (
+        Supervisor(gpu=False, evaluator="no_such_evaluator") as broken,
+        pytest.raises(InputError, match="no_such_evaluator"),
+    ):
         broken.run(job())
 
 

@@ -1,0 +1,383 @@
+"""The bundle: every byte is covered, nothing is half-written, and what is missing is told with its cure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.kernels import Evidence, InputError, Problem
+from k3lab.kernels.bundle.reader import Bundle, BundleEntry, Miss, is_gpu_code
+from k3lab.kernels.bundle.schema import (
+    ArgModel,
+    BufferModel,
+    BuildModel,
+    ChoiceModel,
+    EntryModel,
+    LaunchModel,
+    canonical,
+)
+from k3lab.kernels.bundle.writer import cubin_path, write_bundle
+
+CUBIN = b"\x7fELF\x02\x01\x01\x33" + bytes(8) + b"\x02\x00" + (190).to_bytes(2, "little") + b"code"
+
+
+@dataclass(frozen=True)
+class AProblem(Problem):
+    kind: str = "kda"
+
+
+def entry(rows: int = 8, **changes: Any) -> tuple[EntryModel, dict[str, bytes]]:
+    cubins = {cubin_path(CUBIN + arch + bytes([rows])): CUBIN + arch + bytes([rows]) for arch in (b"103", b"90")}
+    builds = tuple(
+        BuildModel(
+            arch=arch,
+            evidence=evidence,
+            launches=(
+                LaunchModel(
+                    kernel="k3_a_b_main", cubin=name, grid=(4, 2, 1), block=(128, 1, 1), cluster=(2, 1, 1), shared_bytes=2048, pdl=True,
+                    args=(ArgModel(kind="tensor", name="x"), ArgModel(kind="int32", name="rows"), ArgModel(kind="null", name="")),
+                ),
+            ),
+            buffers=(BufferModel(name="partial", shape=(2, 64), dtype="float32", zeroed=True),),
+            resources=({"registers": 32},),
+        )
+        for arch, evidence, name in zip(("sm_103a", "sm_90a"), (Evidence.PREDICTED, Evidence.COMPILED), cubins, strict=True)
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "family": "a",
+        "engine": "b",
+        "key": {"tp": 16, "kind": "kda"},
+        "rows": rows,
+        "gpu": "GB300",
+        "arch": "sm_103a",
+        "config": {"tile": 8, "deep": True, "mode": "x"},
+        "config_digest": "0123456789abcdef",
+        "evidence": Evidence.PREDICTED,
+        "source_digest": "0" * 16,
+        "compilers": {"triton": "3.9.0"},
+        "summation_order": "ascending",
+        "choice": ChoiceModel(
+            reason="fastest",
+            value_us=1.5,
+            default_us=2.0,
+            margin_over_default=0.25,
+            tie_band=0.01,
+            runner_up=None,
+            trials={"ok": 3},
+        ),
+        "timing": None,
+        "prediction": {"microseconds": 1.5},
+        "environment": None,
+        "builds": builds,
+    }
+    return EntryModel(**{**fields, **changes}), cubins
+
+
+Written = Callable[..., Path]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes a bundle of entries."""
+
+    def write(*made: tuple[EntryModel, dict[str, bytes]], name: str = "bundle", **options: Any) -> Path:
+        cubins = {path: data for _, some in made for path, data in some.items()}
+        write_bundle(tmp_path / name, [one for one, _ in made], cubins, **options)
+        return tmp_path / name
+
+    return write
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        Bundle.load(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the body and make its checksum right again: what a forger would do, or another version."""
+    body = json.loads((path / "bundle.json").read_text())["body"]
+    change(body)
+    data = {"body": body, "sha256": hashlib.sha256(canonical(body).encode()).hexdigest()}
+    (path / "bundle.json").write_text(canonical(data) + "\n")
+
+
+def test_what_was_written_is_read(written: Written) -> None:
+    made = entry()
+    bundle = Bundle.load(written(made), accept_predicted=True)
+    assert [one.model for one in bundle.entries] == [made[0]]
+    assert bundle.predicted_entries == bundle.entries
+    found = bundle.find("a", AProblem(16, 8), "GB300")
+    assert isinstance(found, BundleEntry)
+    compiled = found.compiled("sm_103a", AProblem(16, 5))
+    (launch,) = compiled.launches
+    assert launch.cubin == CUBIN + b"103\x08"
+    assert (launch.grid, launch.block, launch.cluster, launch.shared_bytes, launch.pdl) == (
+        (4, 2, 1),
+        (128, 1, 1),
+        (2, 1, 1),
+        2048,
+        True,
+    )
+    assert [(arg.kind, arg.name) for arg in launch.args] == [("tensor", "x"), ("int32", "rows"), ("null", "")]
+    assert [(b.name, b.shape, b.dtype, b.zeroed) for b in compiled.buffers] == [("partial", (2, 64), "float32", True)]
+    assert (compiled.family, compiled.engine, compiled.problem) == ("a", "b", AProblem(16, 5))
+    assert compiled.config == {"tile": 8, "deep": True, "mode": "x"}
+    assert compiled.config["deep"] is True
+
+
+def test_a_row_count_between_entries_uses_the_next_larger_one(written: Written) -> None:
+    bundle = Bundle.load(written(entry(16), entry(4), entry(8)), accept_predicted=True)
+    served = {}
+    for rows in range(1, 18):
+        found = bundle.find("a", AProblem(16, rows), "gb300")
+        served[rows] = found.rows if isinstance(found, BundleEntry) else None
+    assert served == {r: 4 if r <= 4 else 8 if r <= 8 else 16 if r <= 16 else None for r in range(1, 18)}
+
+
+def test_a_miss_says_why_and_what_would_fix_it(written: Written) -> None:
+    path = written(entry())
+    bundle = Bundle.load(path, accept_predicted=True)
+    cases = [
+        ("z", AProblem(16, 8), "GB300", "no entry for z (it has a)"),
+        ("a", AProblem(8, 8), "GB300", "other problems than"),
+        ("a", AProblem(16, 8, "mla"), "GB300", "other problems than"),
+        ("a", AProblem(16, 9), "GB300", "at most 8 rows, this step has 9"),
+        ("a", AProblem(16, 8), "B300", "tuned for GB300"),
+        ("a", AProblem(16, 8), "NVIDIA H200", "only compiled for sm_90a, tuned for GB300"),
+        ("a", AProblem(16, 8), "NVIDIA L4", "are for GB300, not for L4"),
+    ]
+    for family, problem, gpu, words in cases:
+        miss = bundle.find(family, problem, gpu)
+        assert isinstance(miss, Miss)
+        assert words in miss.reason
+        assert f"k3lab tune {family} --tp {problem.tp} --rows {problem.rows} --kind {problem.kind} --gpu" in miss.cure
+    strict = Bundle.load(path).find("a", AProblem(16, 8), "GB300")
+    assert isinstance(strict, Miss)
+    assert "only predicted" in strict.reason
+    assert "--accept predicted" in strict.cure
+
+
+def test_another_gpus_entry_is_used_only_where_that_was_accepted(written: Written) -> None:
+    bundle = Bundle.load(written(entry()), accept_predicted=True, accept_compiled=True)
+    found = bundle.find("a", AProblem(16, 8), "H200")
+    assert isinstance(found, BundleEntry)
+    assert found.build("sm_90a").evidence is Evidence.COMPILED
+    with pytest.raises(InputError, match="no cubin for sm_100a, only for sm_103a, sm_90a"):
+        found.build("sm_100a")
+    with pytest.raises(InputError, match="does not serve"):
+        found.compiled("sm_90a", AProblem(16, 9))
+    with pytest.raises(InputError, match="does not serve"):
+        found.compiled("sm_90a", AProblem(8, 8))
+
+
+def test_measured_entries_need_no_acceptance(written: Written) -> None:
+    bundle = Bundle.load(written(entry(evidence=Evidence.MEASURED), entry(4, gpu="H200", evidence=Evidence.MEASURED)))
+    assert bundle.predicted_entries == ()
+    found = bundle.find("a", AProblem(16, 2), "NVIDIA H200")
+    assert isinstance(found, BundleEntry)
+    assert (found.model.gpu, found.rows) == ("H200", 4)
+
+
+def test_any_flipped_byte_is_found(written: Written) -> None:
+    path = written(entry())
+    rng = random.Random(1)
+    flips = 0
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        whole = file.read_bytes()
+        for index in range(len(whole)):
+            changed = bytearray(whole)
+            changed[index] ^= 1 << rng.randrange(8)
+            file.write_bytes(changed)
+            assert str(path) in refusal(path), (file, index)
+            flips += 1
+        for cut in (whole[:-1], whole + b"\n", b""):
+            file.write_bytes(cut)
+            refusal(path)
+        file.write_bytes(whole)
+    assert flips > 1000
+    Bundle.load(path)
+
+
+def test_missing_extra_and_foreign_files_are_found(written: Written, tmp_path: Path) -> None:
+    path = written(entry())
+    cubin = next((path / "cubins").iterdir())
+    content = cubin.read_bytes()
+    cubin.unlink()
+    assert "lacks cubins/" in refusal(path)
+    outside = tmp_path / "outside"
+    outside.write_bytes(content)
+    cubin.symlink_to(outside)
+    assert "is a link" in refusal(path)
+    cubin.unlink()
+    cubin.write_bytes(content)
+    (path / "cubins" / "more.so").write_bytes(b"x")
+    assert "cubins/more.so, which bundle.json does not list" in refusal(path)
+    (path / "cubins" / "more.so").unlink()
+    Bundle.load(path)
+    (path / "cubins").rename(tmp_path / "cubins")
+    (path / "cubins").symlink_to(tmp_path / "cubins")
+    assert "link" in refusal(path)
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path) -> None:
+    assert "not a directory" in refusal(tmp_path / "none")
+    assert "has no bundle.json" in refusal(tmp_path)
+    for text in (
+        "",
+        "hello",
+        "[1]",
+        "{}",
+        '{"body": 1, "sha256": ""}',
+        "\ud800",
+        '{"body": {}, "sha256": NaN}',
+        "[" * 100_000,
+    ):
+        (tmp_path / "bundle.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        refusal(tmp_path)
+
+
+def test_another_schema_and_unknown_fields_are_refused(written: Written) -> None:
+    path = written(entry())
+    whole = (path / "bundle.json").read_text()
+
+    def set_version(body: dict[str, Any]) -> None:
+        body["schema_version"] = 2
+
+    rewrite(path, set_version)
+    assert "schema version 2, this k3lab reads version 1" in refusal(path)
+    changes: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+        (lambda body: body.update(extra=1), "extra"),
+        (lambda body: body["entries"][0].update(extra=1), "entries.0.extra"),
+        (lambda body: body["entries"][0].pop("evidence"), "entries.0.evidence"),
+        (lambda body: body["entries"][0].update(evidence="guessed"), "entries.0.evidence"),
+        (lambda body: body["entries"][0].update(rows=0), "entries.0.rows"),
+        (lambda body: body["entries"][0].update(rows="8"), "entries.0.rows"),
+        (lambda body: body["entries"][0]["builds"][0]["launches"][0].update(grid=[1, 1]), "grid"),
+        (lambda body: body["entries"][0]["builds"][0].update(launches=[]), "launches"),
+    ]
+    for change, where in changes:
+        (path / "bundle.json").write_text(whole)
+        rewrite(path, change)
+        text = refusal(path)
+        assert "not of this schema" in text
+        assert where in text
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../outside.cubin", "cubins/../../outside.cubin", "cubins/a.cubin"])
+def test_paths_that_leave_the_bundle_are_refused(written: Written, name: str) -> None:
+    path = written(entry())
+
+    def point_there(body: dict[str, Any]) -> None:
+        body["entries"][0]["builds"][0]["launches"][0]["cubin"] = name
+
+    rewrite(path, point_there)
+    assert "not of this schema" in refusal(path)
+
+    def list_it(body: dict[str, Any]) -> None:
+        body["files"][name] = "0" * 64
+
+    path = written(entry(), force=True)
+    rewrite(path, list_it)
+    assert "not of this schema" in refusal(path)
+
+
+def test_a_launch_of_an_unlisted_file_and_an_unused_file_are_refused(written: Written) -> None:
+    path = written(entry())
+
+    def point_elsewhere(body: dict[str, Any]) -> None:
+        body["entries"][0]["builds"][0]["launches"][0]["cubin"] = f"cubins/{'0' * 64}.cubin"
+
+    rewrite(path, point_elsewhere)
+    assert "launches cubins/000" in refusal(path)
+    path = written(entry(), force=True)
+    rewrite(path, lambda body: body["entries"][0].update(builds=body["entries"][0]["builds"][:1]))
+    assert "which nothing launches" in refusal(path)
+
+
+def test_machine_code_of_the_host_is_refused(written: Written) -> None:
+    host = Path(sys.executable).resolve().read_bytes()[:4096]
+    assert not is_gpu_code(host)
+    assert is_gpu_code(CUBIN)
+    with pytest.raises(InputError, match="GPU code only"):
+        cubin_path(host)
+    path = written(entry())
+    cubin = next((path / "cubins").iterdir())
+    digest = hashlib.sha256(host).hexdigest()
+    cubin.rename(path / f"cubins/{digest}.cubin").write_bytes(host)
+
+    def swap(body: dict[str, Any]) -> None:
+        text = canonical(body).replace(f"cubins/{cubin.name}", f"cubins/{digest}.cubin").replace(cubin.stem, digest)
+        body.update(json.loads(text))
+        body["files"] = json.loads(text)["files"]
+
+    rewrite(path, swap)
+    assert "is not a cubin" in refusal(path)
+
+
+def test_the_same_entries_give_the_same_bytes_in_any_order(written: Written) -> None:
+    one, two = written(entry(4), entry(8), name="one"), written(entry(8), entry(4), name="two")
+    assert (one / "bundle.json").read_bytes() == (two / "bundle.json").read_bytes()
+
+
+def test_a_bundle_is_replaced_only_by_force_and_as_a_whole(written: Written, tmp_path: Path) -> None:
+    path = written(entry(4))
+    before = (path / "bundle.json").read_bytes()
+    with pytest.raises(InputError, match="replace it with --force"):
+        written(entry(8))
+    with pytest.raises(InputError, match="two entries for"):
+        written(entry(8), entry(8), force=True)
+    with pytest.raises(InputError, match="at least one entry"):
+        written(force=True)
+    assert (path / "bundle.json").read_bytes() == before
+    written(entry(8), force=True)
+    assert [one.rows for one in Bundle.load(path).entries] == [8]
+    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_is_no_bundle_is_never_replaced(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    for name in ("mine", "file"):
+        with pytest.raises(InputError):
+            written(entry(), name=name, force=True)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_bundle("/proc/none/bundle", [entry()[0]], entry()[1])
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    Bundle.load(written(entry(), name="empty"))
+
+
+def test_a_failed_write_leaves_the_old_bundle(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(entry(4))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        written(entry(8), force=True)
+    assert [one.rows for one in Bundle.load(path).entries] == [4]
+    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_reading_needs_neither_torch_nor_optuna(written: Written) -> None:
+    code = (
+        "import sys; from k3lab.kernels.bundle.reader import Bundle; Bundle.load(sys.argv[1]).entries;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'optuna', 'sqlalchemy', 'triton', 'cutlass')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(written(entry()))], timeout=60).returncode == 0

@@ -1,0 +1,214 @@
+"""From studies to a bundle, and recordings of whole spaces."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import fake_family
+import pytest
+from k3lab.kernels import Evidence, InputError
+from k3lab.kernels.bundle.reader import Bundle, Miss
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.tuning import record as recording
+from k3lab.tuning import tune as tune_module
+from k3lab.tuning.export import ExportResult, export
+from k3lab.tuning.study import TuningStudy
+from k3lab.tuning.supervisor import Limits
+from k3lab.tuning.tune import TuneRequest, tune
+
+Study = Callable[..., Path]
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """Makes a study of the fake family."""
+    monkeypatch.setattr(tune_module, "require_gpu", lambda gpu: None)
+
+    def make(
+        name: str,
+        rows: int = 8,
+        engine: str = "small",
+        gpu: str = "gb300",
+        objective: str = "predicted",
+        trials: int = 14,
+    ) -> Path:
+        path = tmp_path / f"{name}.sqlite3"
+        tune(request(path, rows, engine, gpu, objective, trials))
+        return path
+
+    return make
+
+
+def request(path: Path, rows: int, engine: str, gpu: str, objective: str, trials: int) -> TuneRequest:
+    return TuneRequest(
+        fake_family.FAMILY, fake_family.FAMILY.engine(engine), fake_family.FakeProblem(1, rows), gpu_card(gpu), objective,  # type: ignore[arg-type]
+        trials, path, 0, Limits(), "fake_evaluator",
+    )  # fmt: skip
+
+
+def exported(studies: list[Path], out: Path, **options: object) -> ExportResult:
+    return export(studies, out, family=fake_family.FAMILY, evaluator="fake_evaluator", **options)  # type: ignore[arg-type]
+
+
+def test_a_predicted_study_becomes_an_entry_that_says_so(tmp_path: Path, study: Study) -> None:
+    result = exported([study("one")], tmp_path / "bundle", archs=["sm_90a"])
+    (entry,) = result.entries
+    assert entry.config == {"tile": 4, "deep": True, "mode": "a"}
+    assert (entry.evidence, entry.gpu, entry.arch, entry.rows) == (Evidence.PREDICTED, "GB300", "sm_103a", 8)
+    assert entry.key == {"tp": 1, "width": 64}
+    assert [(build.arch, build.evidence) for build in entry.builds] == [
+        ("sm_103a", "predicted"),
+        ("sm_90a", "compiled"),
+    ]
+    assert entry.timing is None
+    assert entry.prediction is not None
+    assert entry.prediction["microseconds"] == entry.choice.value_us == 18.01
+    assert (entry.choice.default_us, entry.choice.trials) == (29.01, {"ok": 14})
+    assert entry.source_digest == fake_family.SMALL.source_digest()
+    assert entry.summation_order == "ascending"
+    assert result.to_json()["predicted_entries"] == [entry.label()]
+
+
+def test_what_was_compiled_is_what_is_loaded(tmp_path: Path, study: Study) -> None:
+    exported([study("one")], tmp_path / "bundle", archs=["sm_90a"])
+    bundle = Bundle.load(tmp_path / "bundle", accept_predicted=True)
+    problem = fake_family.FakeProblem(1, 8)
+    entry = bundle.find(fake_family.FAMILY, problem, "GB300")
+    assert not isinstance(entry, Miss)
+    for arch in ("sm_103a", "sm_90a"):
+        here = fake_family.SMALL.compile(problem, {"tile": 4, "deep": True, "mode": "a"}, arch)
+        assert dataclasses.replace(entry.compiled(arch, problem), config=dict(here.config)) == here
+
+
+def test_the_same_studies_give_the_same_bytes(tmp_path: Path, study: Study) -> None:
+    studies = [study("one"), study("two", rows=16)]
+    exported(studies, tmp_path / "a", archs=["sm_90a"])
+    exported(studies[::-1], tmp_path / "b", archs=["sm_90a"])
+    files = [
+        {str(p.relative_to(d)): p.read_bytes() for p in d.rglob("*") if p.is_file()}
+        for d in (tmp_path / "a", tmp_path / "b")
+    ]
+    assert files[0] == files[1]
+    assert len(files[0]) == 5
+
+
+def test_measured_beats_predicted_and_the_faster_engine_wins(tmp_path: Path, study: Study) -> None:
+    slow, fast = study("small"), study("large", engine="large", trials=30)
+    measured = study("measured", objective="measured")
+    other_gpu = study("h200", gpu="h200", objective="measured")
+    result = exported([slow, fast], tmp_path / "a")
+    assert [entry.engine for entry in result.entries] == ["large"]
+    assert len(result.passed_over) == 1
+    assert str(slow) in result.passed_over[0]
+    result = exported([slow, fast, measured, other_gpu], tmp_path / "b")
+    assert [(entry.gpu, entry.engine, entry.evidence) for entry in result.entries] == [
+        ("GB300", "small", "measured"), ("H200", "small", "measured"),
+    ]  # fmt: skip
+    assert result.entries[0].timing is not None
+    assert result.to_json()["predicted_entries"] == []
+
+
+def test_a_study_of_changed_sources_is_not_exported(
+    tmp_path: Path, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = study("one")
+    monkeypatch.setattr(fake_family.FakeEngine, "source_digest", lambda self: "f" * 16)
+    with pytest.raises(InputError, match=r"another source_digest .*now 'ffff"):
+        exported([path], tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_study_in_which_all_failed_is_not_exported(tmp_path: Path, study: Study) -> None:
+    path = study("one", trials=1)
+    with TuningStudy.for_reading(path) as opened:
+        (trial,) = opened.trials()
+    assert trial.outcome is not None
+    wrong = json.dumps({**trial.outcome.to_json(), "status": "wrong", "value": None})
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE trial_user_attributes SET value_json = ? WHERE key = 'k3lab:outcome'", (wrong,))
+    with pytest.raises(InputError, match="no config that ended ok among 1 trials"):
+        exported([path], tmp_path / "bundle")
+
+
+def test_wrong_exports_are_refused_and_write_nothing(tmp_path: Path, study: Study) -> None:
+    path = study("one")
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="at least one study"):
+        exported([], out)
+    with pytest.raises(InputError, match="unknown architecture 'sm_12'"):
+        exported([path], out, archs=["sm_12"])
+    with pytest.raises(InputError, match="there is no study"):
+        exported([tmp_path / "none.sqlite3"], out)
+    with pytest.raises(InputError, match="unknown family 'fake'"):
+        export([path], out, evaluator="fake_evaluator")
+    assert not out.exists()
+    exported([path], out)
+    with pytest.raises(InputError, match="--force"):
+        exported([path], out)
+
+
+def test_a_winner_that_does_not_build_is_told(tmp_path: Path, study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = study("one")
+    (tmp_path / "breaking_evaluator.py").write_text(
+        "def build(task, stage):\n    stage('compile')\n    raise ValueError('no such PTX')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="does not build for sm_103a: compile_error: ValueError: no such PTX"):
+        export([path], tmp_path / "out", family=fake_family.FAMILY, evaluator="breaking_evaluator")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_whole_space_is_recorded_with_its_failures(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "space.json.gz"
+    asked = request(tmp_path / "s.sqlite3", 8, "faulty", "gb300", "predicted", 1)
+    asked = dataclasses.replace(asked, limits=Limits(compile_s=0.3, measure_s=0.3))
+    result = recording.record(asked, out)
+    data = recording.read(out)
+    assert (result.path, result.configs, result.legal) == (out, 30, 30)
+    assert (data["evidence"], data["identity"]["gpu"], data["coverage"]["kind"]) == ("predicted", "GB300", "whole")
+    assert {one["status"] for one in data["configs"]} >= {"ok", "wrong", "crashed", "timeout", "compile_timeout"}
+    assert data["space"]["params"][0]["name"] == "fault"
+    assert data["environment"]["packages"]
+    before = out.read_bytes()
+    recording.record(asked, out)
+    assert out.read_bytes() == before
+
+
+def test_a_sample_is_recorded_beside_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_module, "require_gpu", lambda gpu: None)
+    asked = request(tmp_path / "s.sqlite3", 8, "large", "h200", "measured", 1)
+    recording.record(asked, tmp_path / "space.json.gz", sample=12)
+    data = recording.read(tmp_path / "space.json.gz")
+    assert len(data["configs"]) in (12, 13)
+    assert data["configs"][0]["config"] == dict(fake_family.LARGE.default)
+    assert (data["coverage"], data["evidence"]) == ({"kind": "sample", "sample": 12, "seed": 0}, "measured")
+    assert data["finals"]
+    assert all(one["timing"] for one in data["configs"])
+
+
+def test_wrong_recordings_are_refused(tmp_path: Path) -> None:
+    asked = request(tmp_path / "s.sqlite3", 8, "small", "gb300", "predicted", 1)
+    for out, sample, words in (
+        (tmp_path / "x.json", None, "json.gz"), (tmp_path / "x.json.gz", 0, "sample is 0"),
+        (Path("/proc/none/x.json.gz"), None, "cannot be written"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            recording.record(asked, out, sample=sample)
+    assert not asked.path.exists()
+    good = {"format": recording.FORMAT, "schema": 1, "configs": [{"config": {"a": 1}}]}
+    for content, words in (
+        (b"no gzip", "is not a recording"),
+        (gzip.compress(b"{}"), "not a recording of"),
+        (gzip.compress(json.dumps({**good, "schema": 9}).encode()), "schema 9"),
+        (gzip.compress(json.dumps({**good, "configs": good["configs"] * 2}).encode()), "twice"),
+        (gzip.compress(json.dumps(good).encode())[:-9], "is not a recording"),
+    ):
+        (tmp_path / "r.json.gz").write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            recording.read(tmp_path / "r.json.gz")
