@@ -86,7 +86,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
     judged = data["budget"] is not None
     if judged:
         first = f": {data['reasons'][0]}" if data["reasons"] else ""
-        console.print(f"{_word(data['verdict'])} {data['file']} against {data['budget']['name']}", highlight=False, end="")
+        console.print(
+            f"{_word(data['verdict'])} {data['file']} against {data['budget']['name']}", highlight=False, end=""
+        )
         console.print(first, markup=False)
     else:
         console.print(f"{data['file']}: {data['format']}, {data['kernels']} kernels", markup=False)

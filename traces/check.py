@@ -66,9 +66,7 @@ def check_trace(
     return _report(read_trace(path), chosen, layers, gpu, tp, rows, plan)
 
 
-def inspect_trace(
-    path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None
-) -> Report:
+def inspect_trace(path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
     if layers is not None and layers < 1:
         raise TraceError(f"layers must be 1 or more, not {layers}")
@@ -94,7 +92,7 @@ def _report(
         reports.append(report)
         reasons.extend(why)
     devices = tuple(reports)
-    notes = capture_notes(trace, devices)
+    notes = capture_notes(trace, devices, layers is not None)
     if budget is not None:
         notes.extend(_budget_notes(trace, devices, budget, gpu, tp, rows))
     verdict = worst(report.verdict for report in devices) if budget else NOT_JUDGED
@@ -116,7 +114,7 @@ def _without_kernels(trace: Trace, budget: Budget | None) -> Report:
         f"(median {microseconds(step)}) were traced as a whole; {RECAPTURE}"
     )
     verdict = INCONCLUSIVE if budget else NOT_JUDGED
-    return Report(trace, budget, (), verdict, (reason,), tuple(capture_notes(trace, ())))
+    return Report(trace, budget, (), verdict, (reason,), tuple(capture_notes(trace, (), False)))
 
 
 def _judge_device(
@@ -145,6 +143,9 @@ def _judge_device(
     for index in failed:
         reasons.append(f"{device.layers[index].name}: {'; '.join(layers[index].reasons)}")
     reasons.extend(_inconclusive(layers, classes, doubts.everything))
+    counted = [judgement.count for judgement in layers if judgement.count in (PASS, FAIL)]
+    if verdict == INCONCLUSIVE and counted:
+        reasons.append(f"the kernel count alone: {counted.count(PASS)} of {len(counted)} judged layers keep it")
     if verdict == PASS:
         kept = sum(judgement.verdict == PASS for judgement in layers)
         rest = f"; {len(layers) - kept} layers not judged" if kept < len(layers) else ""
@@ -195,4 +196,3 @@ def _budget_notes(
     if budget.inferred:
         notes.append(f"inferred in the budget, not stated by its source: {', '.join(budget.inferred)}")
     return notes
-

@@ -121,7 +121,7 @@ def classify(sequences: Sequence[tuple[str, ...]]) -> list[LayerClass]:
             and likeness(names, modal) >= 0.9
         ]
         home[names] = max(near, key=lambda modal: (likeness(names, modal), counts[modal])) if near else names
-    classes = []
+    classes: list[LayerClass] = []
     for modal in dict.fromkeys(home[names] for names in sequences):
         members = tuple(index for index, names in enumerate(sequences) if home[names] == modal)
         classes.append(LayerClass(_letters(len(classes)), layer_kind(modal), modal, members))

@@ -104,14 +104,13 @@ def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
 def _origins(tables: Tables, kernels: list[Kernel], one_process: bool) -> dict[tuple[int, int], NodeOrigin]:
     """Follow each kernel's graph node through its clones to the node that was captured."""
     rows: dict[tuple[int, int], tuple[int, int, int | None, tuple[int, int]]] = {}
-    for start, tid, node, original in tables.rows(
-        _NODES, ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
-    ):
-        if not _is_int(start, node):
+    columns = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
+    for start, tid, number, original in tables.rows(_NODES, columns):
+        if not _is_int(start, number):
             continue
         thread = _thread(tid, one_process)
         original = original if _is_int(original) and original else None
-        key = (thread[0], node)
+        key = (thread[0], number)
         row = (0 if original is None else 1, start, original, thread)
         if key not in rows or row[:2] < rows[key][:2]:
             rows[key] = row  # creation before clone, else the earliest
@@ -119,13 +118,13 @@ def _origins(tables: Tables, kernels: list[Kernel], one_process: bool) -> dict[t
     for kernel in kernels:
         if kernel.node is None or (kernel.process, kernel.node) in found:
             continue
-        node, seen = kernel.node, set()
-        while (row := rows.get((kernel.process, node))) is not None and node not in seen:
+        node: int | None = kernel.node
+        seen: set[int] = set()
+        while node is not None and node not in seen and (kernel.process, node) in rows:
             seen.add(node)
-            if row[2] is None:
-                found[kernel.process, kernel.node] = NodeOrigin(row[1], row[3])
-                break
-            node = row[2]
+            _, created, node, where = rows[kernel.process, node]
+            if node is None:
+                found[kernel.process, kernel.node] = NodeOrigin(created, where)
     return found
 
 

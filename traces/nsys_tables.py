@@ -67,9 +67,7 @@ class Tables:
         except (sqlite3.Error, OverflowError) as error:
             raise self._damaged(error) from None
 
-    def rows(
-        self, table: str, wanted: Sequence[str], texts: Sequence[str] = (), where: str = ""
-    ) -> Iterator[tuple]:
+    def rows(self, table: str, wanted: Sequence[str], texts: Sequence[str] = (), where: str = "") -> Iterator[tuple]:
         """Rows of a table with the ``wanted`` columns, then the strings the ``texts`` columns refer to.
 
         A column the table lacks reads as None. A string reference is a LEFT JOIN: a missing string must not

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import pairwise
 from statistics import median
 
 Tokens = tuple[Hashable, ...]
@@ -20,9 +21,11 @@ MIN_LAYERS = 3
 MIN_KERNELS = 3
 _MAX_ANCHORS = 200
 _MAX_FORMS = 40
+_MAX_EDGE_LAYERS = 4  # before the first and after the last anchor
 _MIN_LIKE = 0.5  # every piece against the commonest one
 _MEAN_LIKE = 0.85  # on average: halves of a layer in turn stay below this, three KDA and one MLA above
 _EDGE_LIKE = 0.6  # a first or last layer that differs (dense MLP, missing kernel)
+_FIRST_LIKE = 0.3  # a first layer that shares only its attention half, when it begins with the same kernel
 _COVERED = 0.6  # share of the step's kernels that must lie in layers
 
 
@@ -75,7 +78,7 @@ def find_layers(tokens: Sequence[Hashable], layers: int | None = None) -> Split 
     best = max(split.score for split in found)
     finest = min(split.kernels for split in found if split.score >= 0.9 * best)
     fine = [split for split in found if split.kernels <= 1.3 * finest]
-    return max(fine, key=lambda split: (split.score, -split.layers[0][0]))
+    return max(fine, key=lambda split: (split.score, len(split.layers), -split.layers[0][0]))
 
 
 def _covered(split: Split) -> int:
@@ -94,7 +97,7 @@ def _candidates(sequence: Tokens) -> Iterator[Split]:
     anchors = [where for where in places.values() if len(where) >= MIN_LAYERS]
     anchors.sort(key=lambda where: (-len(where), where[0]))
     for where in anchors[:_MAX_ANCHORS]:
-        for starts in ({tuple(where), tuple(_extended(sequence, where)), tuple(index + 1 for index in where)}):
+        for starts in {tuple(where), tuple(_extended(sequence, where)), tuple(index + 1 for index in where)}:
             if (split := _cut(sequence, [start for start in starts if start < len(sequence)])) is not None:
                 yield split
 
@@ -102,7 +105,7 @@ def _candidates(sequence: Tokens) -> Iterator[Split]:
 def _extended(sequence: Tokens, starts: Sequence[int]) -> list[int]:
     """Move the starts to the left as long as (nearly) all pieces are preceded by the same kernel."""
     moved, moving = list(starts), [True] * len(starts)
-    room = min((b - a for a, b in zip(starts, starts[1:], strict=False)), default=1) - 1
+    room = min((b - a for a, b in pairwise(starts)), default=1) - 1
     for _ in range(room):
         if moved[0] == 0:
             break
@@ -118,7 +121,7 @@ def _extended(sequence: Tokens, starts: Sequence[int]) -> list[int]:
 
 def _cut(sequence: Tokens, starts: Sequence[int]) -> Split | None:
     """Layers from the starts of the pieces: the inner pieces must be alike, the edges are matched to them."""
-    inner = list(zip(starts, starts[1:], strict=False))
+    inner = list(pairwise(starts))
     if len(inner) < MIN_LAYERS - 1:
         return None
     pieces = [sequence[a:b] for a, b in inner]
@@ -138,25 +141,44 @@ def _cut(sequence: Tokens, starts: Sequence[int]) -> Split | None:
     known = [form for form, count in forms.items() if count > 1] or [common]
     weight = sum(len(piece) * max(likeness(piece, form) for form in known) for piece in pieces)
     layers = list(inner)
-    for edge in (_first(sequence, inner[0][0], known), _last(sequence, inner[-1][1], known)):
-        if edge is not None:
+    for find in (_first, _last):
+        for _ in range(_MAX_EDGE_LAYERS):
+            edge = find(sequence, layers, known)
+            if edge is None:
+                break
             (start, end), closeness = edge
             layers = [(start, end), *layers] if end == layers[0][0] else [*layers, (start, end)]
             weight += (end - start) * closeness
-    return Split(tuple(layers), weight)
+    return Split(tuple(layers), round(weight, 6))
 
 
 def _could_be_first(piece: Tokens, common: Tokens, like: float) -> bool:
     return like >= 0.4 and len(piece) >= 0.5 * len(common)
 
 
-def _first(sequence: Tokens, end: int, known: Sequence[Tokens]) -> tuple[tuple[int, int], float] | None:
-    """A layer that ends where the first whole piece begins."""
-    return _edge([(start, end) for start in range(max(0, end - _longest(known)), end)], sequence, known)
+def _first(
+    sequence: Tokens, layers: Sequence[tuple[int, int]], known: Sequence[Tokens]
+) -> tuple[tuple[int, int], float] | None:
+    """A layer that ends where the first piece begins; one with another half (dense MLP) begins like the rest."""
+    end = layers[0][0]
+    spans = [(start, end) for start in range(max(0, end - _longest(known)), end)]
+    if (found := _edge(spans, sequence, known)) is not None:
+        return found
+    heads = {form[0] for form in known}
+    shortest = 0.4 * min(map(len, known))
+    for start, _ in spans:
+        if sequence[start] in heads and end - start >= shortest:
+            closeness = max(likeness(sequence[start:end], form) for form in known)
+            if closeness >= _FIRST_LIKE:
+                return (start, end), closeness
+    return None
 
 
-def _last(sequence: Tokens, start: int, known: Sequence[Tokens]) -> tuple[tuple[int, int], float] | None:
-    """A layer that begins where the last whole piece ends; what follows it is the suffix."""
+def _last(
+    sequence: Tokens, layers: Sequence[tuple[int, int]], known: Sequence[Tokens]
+) -> tuple[tuple[int, int], float] | None:
+    """A layer that begins where the last piece ends; what follows it is the suffix."""
+    start = layers[-1][1]
     ends = range(min(len(sequence), start + _longest(known)), start, -1)
     return _edge([(start, end) for end in ends], sequence, known)
 

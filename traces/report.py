@@ -9,7 +9,7 @@ from .analysis import ENOUGH_STEPS, DeviceLayers, Layer
 from .budget import Budget
 from .explain import Finding, median_increments
 from .families import Plan, family_of
-from .layers import LayerClass
+from .layers import RECURRENCE, LayerClass
 from .model import Trace
 from .timing import quantile_ns
 from .verdict import NOT_JUDGED, Judgement, class_period
@@ -82,7 +82,7 @@ class Report:
 
 def _judged(judgements: tuple[Judgement, ...], index: int) -> dict[str, Any]:
     found = judgements[index] if index < len(judgements) else Judgement(NOT_JUDGED)
-    return {"verdict": found.verdict, "reasons": list(found.reasons)}
+    return {"verdict": found.verdict, "count": found.count, "time": found.time, "reasons": list(found.reasons)}
 
 
 def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _layer_json(layer: Layer, group: LayerClass) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...]) -> list[str]:
+def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: bool) -> list[str]:
     """Facts about the capture that a reader must know."""
     notes = [SYNTHETIC] if trace.synthetic else []
     notes.extend(trace.notes)
@@ -171,6 +171,8 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...]) -> list[str]:
         where = f"device {device.device}: " if len(devices) > 1 else ""
         if device.layers and counts.used < ENOUGH_STEPS:
             notes.append(f"{where}medians of {counts.used} steps; {ENOUGH_STEPS} after warm-up are advised")
+        if device.method == RECURRENCE and not told_layers:
+            notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number")
         if counts.cut:
             notes.append(f"{where}{counts.cut} steps cut off by the capture were dropped")
         if counts.prefill:
@@ -180,4 +182,3 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...]) -> list[str]:
         if device.between:
             notes.append(f"{where}{device.between} kernels between layer marks are counted in the layer that follows")
     return notes
-

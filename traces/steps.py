@@ -146,6 +146,16 @@ def _between(items: Sequence[Marked], group: Sequence[Marked]) -> list[Marked]:
     return [item for item in items if item.launched is not None and min(times) <= item.launched <= max(times)]
 
 
+def _whole_step(items: Sequence[Marked], run: Sequence[Sequence[Marked]], source: str) -> list[Marked]:
+    """The kernels of a step made of these graph launches, with the eager ones that belong to it."""
+    group = [item for launch in run for item in launch]
+    if source == MARKED_GRAPHS:
+        under = [item for item in items if item.step == group[0].step]
+        if len(group) < 0.5 * len(under):
+            return under  # mostly eager, with a small graph somewhere
+    return group if len(run) == 1 else _between(items, group)
+
+
 def find_steps(items: Sequence[Marked]) -> Steps:
     """Cut the kernels of one device into steps, in time order."""
     replays: dict[int, list[Marked]] = defaultdict(list)
@@ -168,8 +178,7 @@ def find_steps(items: Sequence[Marked]) -> Steps:
             width = _period([_step(_in_launch_order(launch, by_node)).names for launch in launches])
             runs = [launches[index : index + width] for index in range(0, len(launches), width)]
         for run in runs:
-            group = [item for launch in run for item in launch]
-            groups.append(group if len(run) == 1 else _between(items, group))
+            groups.append(_whole_step(items, run, source))
     else:
         by_node = False
         marks: dict[HostRange, list[Marked]] = defaultdict(list)

@@ -199,7 +199,7 @@ def read_torch(path: Path) -> Trace:
 
 
 def _gpus(head: Mapping[str, Any]) -> dict[int, str]:
-    found = {}
+    found: dict[int, str] = {}
     devices = head.get("deviceProperties")
     for item in devices if isinstance(devices, list) else []:
         if isinstance(item, dict) and isinstance(item.get("name"), str):

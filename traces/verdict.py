@@ -20,10 +20,12 @@ COARSE_NS = 1000
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict and the plain reasons for it."""
+    """A verdict and the plain reasons for it, with those on the kernel count and on the time alone."""
 
     verdict: str
     reasons: tuple[str, ...] = ()
+    count: str = NOT_JUDGED
+    time: str = NOT_JUDGED
 
 
 @dataclass(frozen=True)
@@ -97,21 +99,29 @@ def find_doubts(
 
 def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, doubts: Doubts) -> Judgement:
     if doubts.everything:
-        return Judgement(INCONCLUSIVE, doubts.everything)
+        return Judgement(INCONCLUSIVE, doubts.everything, INCONCLUSIVE, INCONCLUSIVE)
     if limit is None:
         return Judgement(NOT_JUDGED, (f"the budget has no figure for {kind} layers",))
-    over, unknown = [], []
-    if limit.kernels is not None and kernels > limit.kernels:
-        over.append(f"{kernels} kernels, budget {limit.kernels}")
+    count = time = NOT_JUDGED
+    over: list[str] = []
+    unknown: list[str] = []
+    if limit.kernels is not None:
+        count = PASS
+        if kernels > limit.kernels:
+            count = FAIL
+            over.append(f"{kernels} kernels, budget {limit.kernels}")
     if limit.period_ns is not None:
+        time = PASS
         if doubts.time:
+            time = INCONCLUSIVE
             unknown.extend(doubts.time)
         elif period > limit.period_ns:
+            time = FAIL
             over.append(f"completion period {microseconds(period)}, budget {microseconds(limit.period_ns)}")
     if over:
-        return Judgement(FAIL, tuple(over))
+        return Judgement(FAIL, tuple(over), count, time)
     unknown.extend(doubts.passing)
-    return Judgement(INCONCLUSIVE, tuple(unknown)) if unknown else Judgement(PASS)
+    return Judgement(INCONCLUSIVE if unknown else PASS, tuple(unknown), count, time)
 
 
 def judge_layer(layer: Layer, kind: str | None, budget: Budget, doubts: Doubts) -> Judgement:
