@@ -91,7 +91,8 @@ def render_plan(console: Console, data: dict[str, Any]) -> None:
             else ""
         )
         title = f"{layer['kind']} {layer['mlp']} layer, {len(layer['layers'])} of them: {layer['kernels']} launches{most}{target}"
-        table = Table(title=title, title_justify="left")
+        console.print(title, soft_wrap=True)
+        table = Table()
         for column in ("#", "kernel", "family", "stream", "engine", "evidence"):
             table.add_column(column, overflow="fold")
         for launch in layer["launches"]:

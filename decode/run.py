@@ -177,7 +177,7 @@ def _first_ids(options: RunOptions, vocabulary: int, device: str) -> torch.Tenso
 def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
     import torch
 
-    from ..kernels.collectives import Collectives, run_virtual_ranks
+    from ..kernels.collectives import Collectives, SingleRank, run_virtual_ranks
     from .caches import DecodeCache
     from .greedy import decode_eager
     from .operators import ReferenceOperators
@@ -196,7 +196,8 @@ def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
         return decode_eager(own, cache, first, options.tokens, ReferenceOperators(card), comm, steps), own.bytes
 
     # generous, but bounded: a 16-rank step of the small model takes a few seconds on one core
-    results = run_virtual_ranks(options.tp, rank, timeout_s=120 + 30.0 * options.tokens)
+    timeout = 120 + 30.0 * options.tokens
+    results = [rank(SingleRank())] if options.tp == 1 else run_virtual_ranks(options.tp, rank, timeout_s=timeout)
     decoded, weight_bytes = results[0]
     different = [index for index, (other, _) in enumerate(results) if other.tokens != decoded.tokens]
     if different:

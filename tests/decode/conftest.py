@@ -18,7 +18,9 @@ from k3lab.kernels import SMALL_K3, ModelCard, family
 @pytest.fixture(scope="session")
 def tiny() -> ModelCard:
     """Six layers: dense KDA, MLA among KDA, two MLA at the end, an AttnRes block every two layers; 16 experts."""
-    return replace(SMALL_K3, name="tiny-k3", num_hidden_layers=6, mla_layers=(2, 4, 5), attn_res_block_size=2, num_experts=16)
+    return replace(
+        SMALL_K3, name="tiny-k3", num_hidden_layers=6, mla_layers=(2, 4, 5), attn_res_block_size=2, num_experts=16
+    )
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +28,9 @@ def tiny_tensors(tiny: ModelCard) -> ModelTensors:
     return random_tensors(tiny, seed=5, dtype=torch.float64)
 
 
-def manifest(card: ModelCard, *, tp: int, rows: int, gpu: str, arch: str, evidence: str) -> tuple[Any, dict[str, bytes]]:
+def manifest(
+    card: ModelCard, *, tp: int, rows: int, gpu: str, arch: str, evidence: str
+) -> tuple[Any, dict[str, bytes]]:
     """A bundle's body with both attention projections, and its files."""
     from k3lab.kernels.bundle.schema import BodyModel
 
@@ -50,7 +54,12 @@ def manifest(card: ModelCard, *, tp: int, rows: int, gpu: str, arch: str, eviden
             "compilers": {}, "summation_order": "in order", "choice": choice, "timing": None, "prediction": None,
             "environment": None, "builds": (build,),
         })  # fmt: skip
-    body = {"schema_version": 1, "k3lab": "test", "entries": tuple(entries), "files": {name: hashlib.sha256(cubin).hexdigest()}}
+    body = {
+        "schema_version": 1,
+        "k3lab": "test",
+        "entries": tuple(entries),
+        "files": {name: hashlib.sha256(cubin).hexdigest()},
+    }
     from k3lab.kernels import Evidence
 
     for entry in entries:
@@ -64,7 +73,13 @@ def write_bundle(tmp_path: Path) -> Callable[..., Path]:
     """Writes a bundle with an entry for both projection kinds; returns its folder."""
 
     def write(
-        card: ModelCard, *, tp: int = 16, rows: int = 8, gpu: str = "GB300", arch: str = "sm_103a", evidence: str = "predicted"
+        card: ModelCard,
+        *,
+        tp: int = 16,
+        rows: int = 8,
+        gpu: str = "GB300",
+        arch: str = "sm_103a",
+        evidence: str = "predicted",
     ) -> Path:
         from k3lab.kernels.bundle.schema import manifest_text
 

@@ -76,7 +76,12 @@ class Oracle:
     def mla(self, layer: int, x: Tensor) -> Tensor:
         card, eps = self.card, self.card.mla_low_rank_norm_eps
         w = {name.removeprefix("self_attn."): t for name, t in self.tensors.layers[layer].items()}
-        heads, nope, rope, value = card.num_attention_heads, card.qk_nope_head_dim, card.qk_rope_head_dim, card.v_head_dim
+        heads, nope, rope, value = (
+            card.num_attention_heads,
+            card.qk_nope_head_dim,
+            card.qk_rope_head_dim,
+            card.v_head_dim,
+        )
         q = (w["q_b_proj"] @ rms(w["q_a_proj"] @ x, w["q_a_layernorm"], eps)).view(heads, nope + rope)
         kv = w["kv_a_proj_with_mqa"] @ x
         latent = rms(kv[: card.kv_lora_rank], w["kv_a_layernorm"], eps)
@@ -85,7 +90,9 @@ class Oracle:
         for h in range(heads):
             width = nope + value
             own = [row[h * width : (h + 1) * width] for row in self.rows[layer]]
-            keys = torch.stack([torch.cat([mine[:nope], row[-rope:]]) for mine, row in zip(own, self.rows[layer], strict=True)])
+            keys = torch.stack(
+                [torch.cat([mine[:nope], row[-rope:]]) for mine, row in zip(own, self.rows[layer], strict=True)]
+            )
             weight = (keys @ q[h] / (nope + rope) ** 0.5).softmax(0)
             outs.append(weight @ torch.stack([mine[nope:] for mine in own]))
         return w["o_proj"] @ (torch.cat(outs) / (1 + torch.exp(-(w["g_proj"] @ x))))
@@ -99,7 +106,8 @@ class Oracle:
         total = torch.zeros_like(z)
         for e in chosen:
             w1, w3, w2 = (
-                mxfp4(w[f"experts.{name}.weight_packed"][e], w[f"experts.{name}.weight_scale"][e]) for name in ("w1", "w3", "w2")
+                mxfp4(w[f"experts.{name}.weight_packed"][e], w[f"experts.{name}.weight_scale"][e])
+                for name in ("w1", "w3", "w2")
             )
             total = total + scores[e] / scores[chosen].sum() * (w2 @ situ(w1 @ z, w3 @ z))
         routed = w["routed_expert_up_proj"] @ rms(total, w["routed_expert_norm"], 1e-5)

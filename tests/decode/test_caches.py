@@ -10,7 +10,9 @@ from k3lab.kernels import InputError, ModelCard
 
 @pytest.fixture
 def cache(tiny: ModelCard) -> DecodeCache:
-    return DecodeCache(tiny, tp=4, max_requests=3, max_context=10, max_verify=4, block_size=4, blocks=5, dtype=torch.bfloat16)
+    return DecodeCache(
+        tiny, tp=4, max_requests=3, max_context=10, max_verify=4, block_size=4, blocks=5, dtype=torch.bfloat16
+    )
 
 
 def test_shapes_on_one_rank(cache: DecodeCache) -> None:
@@ -48,7 +50,9 @@ def test_a_full_cache_says_so_and_takes_nothing(cache: DecodeCache) -> None:
         cache.add()
     cache.begin(slots, 4)
     cache.accept(slots, [4, 4, 4])
-    with pytest.raises(InputError, match="the cache is full: the step needs 3 more blocks of 4 tokens, 2 of 5 are free"):
+    with pytest.raises(
+        InputError, match="the cache is full: the step needs 3 more blocks of 4 tokens, 2 of 5 are free"
+    ):
         cache.begin(slots, 1)
     assert cache.free_blocks == 2
     cache.begin(slots[:2], 4)  # the refused step left nothing pending

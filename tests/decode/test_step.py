@@ -62,7 +62,9 @@ def weights(tiny: ModelCard, tiny_tensors: ModelTensors) -> RankWeights:
     return pack(shard(tiny_tensors, tiny, tp=1, rank=0), tiny, tp=1, rank=0)
 
 
-def test_the_step_is_the_model_written_straight_down(tiny: ModelCard, tiny_tensors: ModelTensors, weights: RankWeights) -> None:
+def test_the_step_is_the_model_written_straight_down(
+    tiny: ModelCard, tiny_tensors: ModelTensors, weights: RankWeights
+) -> None:
     oracle, model = load_oracle()(tiny, tiny_tensors), Model(weights)
     slot = model.cache.add()
     for token in (17, 400, 3, 17, 99, 256):  # longer than the convolution
@@ -73,7 +75,12 @@ def test_the_step_is_the_model_written_straight_down(tiny: ModelCard, tiny_tenso
 def test_the_small_model_sharded_equals_unsharded() -> None:
     card = SMALL_K3
     whole = random_tensors(card, seed=9, dtype=torch.float64)
-    steps = [([[5], [77]], [1, 1]), ([[8, 9, 10], [300, 2, 510]], [2, 3]), ([[11], [400]], [1, 1]), ([[1], [2]], [1, 1])]
+    steps = [
+        ([[5], [77]], [1, 1]),
+        ([[8, 9, 10], [300, 2, 510]], [2, 3]),
+        ([[11], [400]], [1, 1]),
+        ([[1], [2]], [1, 1]),
+    ]
 
     def decode(comm: Collectives) -> list[torch.Tensor]:
         own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
@@ -152,7 +159,12 @@ def test_scattered_pages_read_like_one_block(weights: RankWeights) -> None:
         model([gone, slots[0]], [[9], [8]], [1, 1])
         model([slots[0]], [[7]], [1])
         model.cache.release(gone)
-    for tokens, accept in (([[1, 2, 3], [4, 5, 6]], [3, 1]), ([[7], [8]], [1, 1]), ([[7, 1], [8, 1]], [1, 2]), ([[9], [9]], [1, 1])):
+    for tokens, accept in (
+        ([[1, 2, 3], [4, 5, 6]], [3, 1]),
+        ([[7], [8]], [1, 1]),
+        ([[7, 1], [8, 1]], [1, 2]),
+        ([[9], [9]], [1, 1]),
+    ):
         assert error(paged(slots, tokens, accept), whole(slots, tokens, accept)) < EXACT
     table = paged.cache.block_table[slots[0], :4].tolist()
     assert table != sorted(table) or table[0] + 3 != table[3]

@@ -1,0 +1,88 @@
+"""``k3lab decode plan`` and ``run``: what they print, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from k3lab.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+
+
+def test_plan_prints_launches_with_families_and_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decode", "plan"]) == 0
+    text = capsys.readouterr().out
+    assert "kimi-k3 TP16 rows 8 on GB300, backend auto: 2069 launches a step" in text
+    assert "kda moe layer, 68 of them: 21 launches (up to 23 with split-K reductions), target 13" in text
+    assert "output_projection" in text
+    assert "Not tuned" not in text
+
+
+def test_plan_of_the_tuned_path_lists_what_is_not_tuned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decode", "plan", "--backend", "latency_specialized", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["backend"] == "latency_specialized"
+    assert len(data["fallbacks"]) == 10
+    assert run(["decode", "plan", "--backend", "latency_specialized"]) == 0
+    assert "Not tuned" in capsys.readouterr().out
+
+
+def test_run_prints_tokens_and_fallbacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decode", "run", "--tokens", "2", "--rows", "5", "--backend", "latency_specialized"]) == 0
+    text = capsys.readouterr().out
+    assert "note: no GPU: the twins run on the CPU" in text
+    assert "request 3:" in text
+    assert "and 1 more requests" in text
+    assert "no engine yet" in text
+    assert "no bundle given" in text
+
+
+def test_run_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decode", "run", "--tokens", "2", "--tp", "2", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["model"], data["tp"], data["rows"], data["backend"]) == ("small-k3", 2, 2, "auto")
+    assert [len(tokens) for tokens in data["tokens"]] == [2, 2]
+
+
+def test_a_model_can_come_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama"}))
+    assert run(["decode", "plan", "--model", str(path)]) == 2
+    assert "a Kimi K3 text config says 'kimi_linear'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["plan", "--tp", "7"], "TP 7 does not divide"),
+    (["plan", "--rows", "65"], "rows is 65"),
+    (["plan", "--backend", "fast"], "unknown backend 'fast'"),
+    (["plan", "--gpu", "v100"], "v100"),
+    (["plan", "--model", "big"], "unknown model 'big'; models: k3, small, demo"),
+    (["plan", "--model", "/no/config.json"], "cannot read /no/config.json"),
+    (["plan", "--accept", "predicted"], "give the bundle with --bundle"),
+    (["plan", "--accept", "luck"], "--accept luck is unknown"),
+    (["plan", "--bundle", "/no/bundle"], "is not a directory"),
+    (["run", "--tp", "3"], "TP 3 does not divide"),
+    (["run", "--rows", "0"], "rows is 0"),
+    (["run", "--tokens", "-1"], "tokens is -1"),
+    (["run", "--model", "demo"], "--model demo keeps the real widths of K3 and needs an NVIDIA GPU"),
+    (["run", "--trace", "x.json"], "needs an NVIDIA GPU"),
+])  # fmt: skip
+def test_wrong_calls_end_with_one_line(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["decode", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert len(shown.err.strip().splitlines()) == 1
+    assert shown.out == ""
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,67 @@
+"""On a GPU: captured graphs give the eager tokens, operators give the twins' values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from k3lab.decode.auto import AutoOperators
+from k3lab.decode.caches import DecodeCache
+from k3lab.decode.demo import DEMO_TP, demo_card
+from k3lab.decode.greedy import GraphDecoder, decode_eager
+from k3lab.decode.operators import ReferenceOperators
+from k3lab.decode.random_weights import random_rank_weights, random_weights
+from k3lab.decode.run import RunOptions, run
+from k3lab.decode.step import step
+from k3lab.kernels import SMALL_K3
+from k3lab.kernels.collectives import SingleRank, StandIn
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_the_demo_model_replays_its_eager_tokens(rows: int) -> None:
+    report = run(demo_card(), RunOptions(tp=DEMO_TP, rows=rows, tokens=4))
+    assert report.graph_agrees
+    assert report.graph_step_ns
+    assert len(report.graph_step_ns) == 4
+    assert any("stand-ins" in line for line in report.head)
+
+
+def test_a_graph_can_be_replayed_for_other_requests() -> None:
+    card = demo_card()
+    weights = random_rank_weights(card, seed=0, dtype=torch.bfloat16, device="cuda", tp=DEMO_TP)
+    operators, comm = AutoOperators(card, dtype=torch.bfloat16, device="cuda"), StandIn(0, DEMO_TP)
+    sizes = {"tp": DEMO_TP, "max_requests": 4, "max_context": 40, "dtype": torch.bfloat16, "device": "cuda"}
+    decoder = GraphDecoder(weights, DecodeCache(card, **sizes), 4, operators, comm)  # type: ignore[arg-type]
+    cache = DecodeCache(card, **sizes)  # type: ignore[arg-type]
+    for first in ([1, 2, 3, 4], [500, 2, 7, 9], [1, 2, 3, 4]):
+        ids = torch.tensor(first, device="cuda")
+        assert decoder.decode(ids, 20).tokens == decode_eager(weights, cache, ids, 20, operators, comm).tokens
+    decoder.close()
+
+
+def test_fp64_steps_are_the_twins() -> None:
+    weights = random_weights(SMALL_K3, seed=0, dtype=torch.float64, device="cuda")
+    logits = []
+    for operators in (ReferenceOperators(SMALL_K3), AutoOperators(SMALL_K3, dtype=torch.float64, device="cuda")):
+        cache = DecodeCache(SMALL_K3, max_requests=2, max_context=20, max_verify=4, dtype=torch.float64, device="cuda")
+        slots, rows = [cache.add(), cache.add()], []
+        for index in range(4):
+            rows.append(
+                step(weights, cache, torch.tensor([[3 + index, 7], [11, 12 + index]]), slots, operators, SingleRank())
+            )
+            cache.accept(slots, [2, 1])
+        logits.append(torch.stack(rows))
+    assert ((logits[0] - logits[1]).norm() / logits[0].norm()).item() < 1e-11
+
+
+def test_a_trace_of_the_replay_holds_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "decode.json"
+    report = run(SMALL_K3, RunOptions(tokens=3, trace=path))
+    assert report.trace == path
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any(event.get("cat") == "kernel" for event in events)
+    assert {f"k3lab decode step {index}" for index in range(3)} <= {event.get("name") for event in events}
