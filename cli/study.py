@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
+from .select import EngineName, Kind, Model, Rows, Tp
 from .tune import (
     CompileLimit,
-    EngineName,
     FamilyName,
     Gpu,
-    LayerKind,
     MeasureLimit,
     Objective,
-    Rows,
     Seed,
     StudyFile,
-    Tp,
     exit_code,
     make_request,
     render_choice,
-)  # fmt: skip
+)
 from .tune import render as render_tuned
 
 if TYPE_CHECKING:
@@ -87,7 +84,8 @@ def record_command(
     out: Annotated[Path, typer.Option("--out", help="File to write, .json.gz.")],
     tp: Tp = 16,
     rows: Rows = 8,
-    kind: LayerKind = None,
+    kind: Kind = None,
+    model: Model = "k3",
     gpu: Gpu = None,
     engine: EngineName = None,
     objective: Objective = None,
@@ -102,7 +100,9 @@ def record_command(
     from ..tuning.progress import for_terminal
     from ..tuning.record import record
 
-    request = make_request(family, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit)
+    request = make_request(
+        family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit
+    )
     data = record(request, out, sample=sample, progress=for_terminal(as_json)).to_json()
     emit(data, as_json, render_record)
     raise typer.Exit(exit_code(data))

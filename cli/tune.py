@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
+from .select import EngineName, Kind, Model, Rows, Tp
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
     from ..tuning.tune import TuneRequest
 
 FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it.")]
-Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")]
-Rows = Annotated[int, typer.Option("--rows", help="Token rows in the step.")]
-LayerKind = Annotated[str | None, typer.Option("--kind", help="Layer kind, where the family has kinds.")]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="GPU card to tune for (default: the GPU here, else gb300).")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="Engine (default: the family's default engine).")]
 Objective = Annotated[
     str | None,
     typer.Option("--objective", help="measured or predicted (default: measured if that GPU is here, else predicted)."),
@@ -55,30 +52,25 @@ def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
 
 
 def make_request(
-    family_name: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine_name: str | None, objective: str | None,
-    study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
+    family: str, model: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine: str | None,
+    objective: str | None, study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
 ) -> TuneRequest:  # fmt: skip
     """The request the options describe.
 
     Raises:
         InputError: any of them is wrong.
     """
-    from ..kernels import K3, InputError, family
+    from ..kernels.errors import InputError
     from ..tuning.supervisor import Limits
     from ..tuning.tune import TuneRequest
+    from .select import select_engine
 
     if compile_limit <= 0 or measure_limit <= 0:
         raise InputError("a wall limit must be more than 0 seconds")
-    found = family(family_name)
-    if not found.engines:
-        raise InputError(
-            f"family {found.name} has no engine to tune yet, only its twin; `k3lab kernels` lists those that have"
-        )
-    engine = found.engine(engine_name or found.default_engine)
-    problem = found.problem(K3, tp=tp, rows=rows, kind=kind)
+    chosen = select_engine(family, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     card, aim = target(gpu, objective)
     limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
-    return TuneRequest(found, engine, problem, card, aim, trials, study, seed, limits)  # type: ignore[arg-type]
+    return TuneRequest(chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits)  # type: ignore[arg-type]
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -131,7 +123,8 @@ def register(app: typer.Typer) -> None:
         family: FamilyName,
         tp: Tp = 16,
         rows: Rows = 8,
-        kind: LayerKind = None,
+        kind: Kind = None,
+        model: Model = "k3",
         gpu: Gpu = None,
         engine: EngineName = None,
         objective: Objective = None,
@@ -147,7 +140,7 @@ def register(app: typer.Typer) -> None:
         from ..tuning.tune import tune
 
         request = make_request(
-            family, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, trials
+            family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, trials
         )
         data = tune(request, for_terminal(as_json)).to_json()
         emit(data, as_json, render)

@@ -1,0 +1,125 @@
+"""tune, study, export and bundle, end to end with the real compiler: what a user types, and what comes back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.cli import main
+
+TUNE = ("tune", "attention_projection", "--rows", "4", "--gpu", "gb300", "--objective", "predicted")
+STUDY = "studies/attention_projection-triton-kda-tp16-rows4-gb300-predicted.sqlite3"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main.run([*arguments, "--json"]) == code
+    seen = capsys.readouterr()
+    assert seen.err == ""
+    return json.loads(seen.out)
+
+
+def test_from_a_study_to_a_verified_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = run(capsys, *TUNE, "--trials", "3")
+    assert (tuned["study"], tuned["evidence"], tuned["ended"], tuned["trials"]) == (STUDY, "predicted", "trials", 3)
+    assert run(capsys, *TUNE, "--trials", "2")["new_trials"] == 0
+    shown = run(capsys, "study", "show", STUDY)
+    assert [trial["status"] for trial in shown["top"]] == ["ok"] * tuned["statuses"]["ok"]
+    assert shown["choice"] == tuned["choice"]
+    (kernel,) = shown["best"]["resources"]
+    assert kernel["kernel"].startswith("k3_attention_projection_triton")
+    assert kernel["registers"] > 0
+    assert shown["best"]["prediction"]["terms"]
+    exported = run(capsys, "export", STUDY, "--out", "bundle", "--arch", "sm_90a")
+    (label,) = exported["predicted_entries"]
+    assert "(predicted, engine triton)" in label
+    assert run(capsys, "bundle", "show", "bundle")["entries"] == exported["entries"]
+    assert run(capsys, "bundle", "verify", "bundle")["files"] == 3
+    (entry,) = exported["entries"]
+    assert [(build["arch"], build["evidence"]) for build in entry["builds"]] == [
+        ("sm_103a", "predicted"),
+        ("sm_90a", "compiled"),
+    ]
+    cubin = tmp_path / "bundle" / entry["builds"][0]["launches"][0]["cubin"]
+    damaged = bytearray(cubin.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    cubin.write_bytes(damaged)
+    for word in ("show", "verify"):
+        assert main.run(["bundle", word, "bundle"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "was changed after it was written" in error
+
+
+def test_the_tables_name_the_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*TUNE, "--trials", "2"]) == 0
+    seen = capsys.readouterr()
+    assert "(predicted)" in seen.out
+    assert "0 of 2 trials are there" in seen.err
+    assert "2/2: best" in seen.err
+    for words in (["study", "show", STUDY], ["export", STUDY, "--out", "bundle"], ["bundle", "show", "bundle"]):
+        assert main.run(words) == 0
+        assert "predicted" in capsys.readouterr().out
+
+
+def test_a_recorded_sample_is_marked_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("study", "record", *TUNE[1:], "--sample", "1", "--out", "space.json.gz")
+    recorded = run(capsys, *words)
+    data = json.loads(gzip.decompress((tmp_path / "space.json.gz").read_bytes()))
+    assert (recorded["evidence"], data["evidence"], data["coverage"]["kind"]) == ("predicted", "predicted", "sample")
+    assert recorded["study"].endswith("-space.sqlite3")
+    assert recorded["configs"] == len(data["configs"]) in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TUNE, "--objective", "guessed"], "unknown objective 'guessed'; objectives: measured, predicted"),
+        ([*TUNE, "--compile-limit", "0"], "more than 0 seconds"),
+        ([*TUNE, "--study", "."], "is a folder"),
+        ([*TUNE, "--study", "/proc/none/s.sqlite3"], "cannot be written"),
+        ([*TUNE, "--study", "text"], "is no SQLite database"),
+        (["tune", "kda"], "no engine yet, only its twin"),
+        (["study", "show", "text"], "is no SQLite database"),
+        (["study", "record", "attention_projection", "--out", "x.json"], "a recording is a .json.gz file"),
+        (["export", "text", "--out", "bundle"], "is no SQLite database"),
+        (["export", "text", "--out", "bundle", "--arch", "sm_1"], "unknown architecture 'sm_1'"),
+        (["bundle", "show", "."], "has no bundle.json"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("no study")
+    assert main.run(arguments) == 2
+    seen = capsys.readouterr()
+    assert message in seen.err
+    assert seen.err.count("\n") == 1
+    assert seen.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_terminal_gets_a_bar_with_the_best_so_far(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "k3lab.cli.main", *TUNE, "--trials", "2"]
+    environment = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=tmp_path, env=environment)
+    os.close(theirs)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    except OSError:  # the terminal's other side was closed
+        pass
+    os.close(ours)
+    assert child.wait(timeout=60) == 0
+    text = seen.decode(errors="replace")
+    assert "2/2" in text
+    assert "best " in text
+    assert "us (trial " in text
