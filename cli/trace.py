@@ -31,6 +31,7 @@ def _word(verdict: str) -> str:
 
 
 def _classes(data: dict[str, Any], judged: bool) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Layer classes", title_justify="left")
@@ -42,7 +43,7 @@ def _classes(data: dict[str, Any], judged: bool) -> Any:
         top = sorted(row["sequence"], key=lambda item: -item["increment_ns"])[:3]
         parts = ", ".join(f"{item['family'] or _short(item['kernel'])} {_us(item['increment_ns'])}" for item in top)
         cells = [row["class"], row["kind"] or "?", str(len(row["layers"])), str(row["kernels"]),
-                 _us(row["completion_period_ns"]), parts]  # fmt: skip
+                 _us(row["completion_period_ns"]), escape(parts)]  # fmt: skip
         table.add_row(*cells, *([_word(row["verdict"])] if judged else []))
     return table
 
@@ -54,6 +55,7 @@ def _short(name: str) -> str:
 
 
 def _layers(data: dict[str, Any], judged: bool) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Layers (us; one typical step each)", title_justify="left")
@@ -67,7 +69,7 @@ def _layers(data: dict[str, Any], judged: bool) -> Any:
         overlap = step["overlap_same_stream_ns"] + step["overlap_cross_stream_ns"]
         times = (row["completion_period_ns"], row["p10_ns"], row["p90_ns"], step["wall_ns"], step["busy_ns"],
                  step["sum_ns"], overlap, step["gap_ns"], step["start_period_ns"])  # fmt: skip
-        cells = [row["name"], row["class"], str(row["kernels"]), *map(_us, times)]
+        cells = [escape(row["name"]), row["class"], str(row["kernels"]), *map(_us, times)]
         table.add_row(*cells, *([_word(row["verdict"])] if judged else []))
     return table
 

@@ -82,7 +82,7 @@ def _apis(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> di
 def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
     wanted = ("start", "end", "eventType", "globalTid", "domainId", "text")
     skip: set[tuple[int, int]] = set()
-    rows = list(tables.rows("NVTX_EVENTS", wanted, texts=("textId",)))
+    rows = tables.rows("NVTX_EVENTS", wanted, texts=("textId",))
     for _, _, kind, tid, domain, text, registered in rows:
         name = text if isinstance(text, str) else registered
         if kind == _DOMAIN and _is_int(domain) and isinstance(name, str) and name.upper() in _LIBRARY_DOMAINS:
@@ -185,8 +185,7 @@ def _read(tables: Tables) -> Trace:
         if _is_int(number) and isinstance(name, str)
     }
     copies = {
-        kind.lower(): sum(1 for _ in tables.rows(f"CUPTI_ACTIVITY_KIND_{kind}", ("start",)))
-        for kind in ("MEMCPY", "MEMSET")
+        kind.lower(): len(tables.rows(f"CUPTI_ACTIVITY_KIND_{kind}", ("start",))) for kind in ("MEMCPY", "MEMSET")
     }
     version = meta.get("EXPORT_PRODUCT_VERSION")
     return Trace(

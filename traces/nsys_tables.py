@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,7 +31,7 @@ class Tables:
             self._db = sqlite3.connect(uri, uri=True)
             self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
             rows = self._db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise self._damaged(error) from None
         self._tables = {name for (name,) in rows if isinstance(name, str)}
         self._columns: dict[str, frozenset[str]] = {}
@@ -56,25 +56,25 @@ class Tables:
             self._columns[table] = frozenset(found)
         return self._columns[table]
 
-    def query(self, sql: str, values: Sequence[object] = ()) -> Iterator[tuple]:
-        """Rows of a statement.
+    def query(self, sql: str, values: Sequence[object] = ()) -> list[tuple]:
+        """All rows of a statement.
 
         Raises:
             TraceError: the file is damaged where the statement reads it.
         """
         try:
-            yield from self._db.execute(sql, tuple(values))
-        except (sqlite3.Error, OverflowError) as error:
+            return self._db.execute(sql, tuple(values)).fetchall()
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise self._damaged(error) from None
 
-    def rows(self, table: str, wanted: Sequence[str], texts: Sequence[str] = (), where: str = "") -> Iterator[tuple]:
+    def rows(self, table: str, wanted: Sequence[str], texts: Sequence[str] = ()) -> list[tuple]:
         """Rows of a table with the ``wanted`` columns, then the strings the ``texts`` columns refer to.
 
         A column the table lacks reads as None. A string reference is a LEFT JOIN: a missing string must not
         drop the row, and reads as ``<missing string 123>``.
         """
         if not self.has(table):
-            return
+            return []
         have = self.columns(table)
         parts = [f't."{column}"' if column in have else "NULL" for column in wanted]
         joins = []
@@ -88,7 +88,7 @@ class Tables:
                 parts[-1] = f"COALESCE({parts[-1]})"
             else:
                 parts.append(f"'<missing string ' || t.\"{column}\" || '>'")
-        yield from self.query(f'SELECT {", ".join(parts)} FROM "{table}" t {" ".join(joins)} {where}')
+        return self.query(f'SELECT {", ".join(parts)} FROM "{table}" t {" ".join(joins)}')
 
     def metadata(self) -> dict[str, str]:
         """Version facts of the export, by allow-list and only where they look like versions."""

@@ -26,6 +26,7 @@ _MIN_LIKE = 0.5  # every piece against the commonest one
 _MEAN_LIKE = 0.85  # on average: halves of a layer in turn stay below this, three KDA and one MLA above
 _EDGE_LIKE = 0.6  # a first or last layer that differs (dense MLP, missing kernel)
 _FIRST_LIKE = 0.3  # a first layer that shares only its attention half, when it begins with the same kernel
+_OUT_OF_PHASE = 0.2  # of a layer's kernels
 _COVERED = 0.6  # share of the step's kernels that must lie in layers
 
 
@@ -67,18 +68,22 @@ def find_layers(tokens: Sequence[Hashable], layers: int | None = None) -> Split 
     """
     sequence = tuple(tokens)
     found = [split for split in _candidates(sequence) if len(split.layers) >= MIN_LAYERS]
+    clear = [split for split in found if _covered(split) >= _COVERED * len(sequence)]
+    if not clear:
+        return Abstain("no sequence of kernels recurs clearly enough to be a layer", _summary(found))
+    best = max(split.score for split in clear)
     if layers is not None:
-        fitting = [split for split in found if len(split.layers) == layers]
+        # a cut that is out of phase gains a layer from two halves at the edges, but explains less
+        fitting = [s for s in clear if len(s.layers) == layers and best - s.score <= _OUT_OF_PHASE * s.kernels]
         if not fitting:
             return Abstain(f"no recurring sequence gives {layers} layers", _summary(found))
-        found = fitting
-    found = [split for split in found if _covered(split) >= _COVERED * len(sequence)]
-    if not found:
-        return Abstain("no sequence of kernels recurs clearly enough to be a layer", _summary(found))
-    best = max(split.score for split in found)
-    finest = min(split.kernels for split in found if split.score >= 0.9 * best)
-    fine = [split for split in found if split.kernels <= 1.3 * finest]
-    return max(fine, key=lambda split: (split.score, len(split.layers), -split.layers[0][0]))
+        return max(fitting, key=_preference)
+    finest = min(split.kernels for split in clear if split.score >= 0.9 * best)
+    return max((split for split in clear if split.kernels <= 1.3 * finest), key=_preference)
+
+
+def _preference(split: Split) -> tuple[float, int, int]:
+    return (split.score, len(split.layers), -split.layers[0][0])
 
 
 def _covered(split: Split) -> int:

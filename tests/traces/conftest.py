@@ -25,7 +25,16 @@ def kernel(name, start_us, duration_us, stream=7, correlation=1, node=0, grid=(1
 def host(category, name, start_us, duration_us, correlation=None):
     """A host row: an API call or an annotation."""
     args = {} if correlation is None else {"correlation": correlation}
-    return {"ph": "X", "cat": category, "name": name, "pid": 4, "tid": 4, "ts": start_us, "dur": duration_us, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 4,
+        "tid": 4,
+        "ts": start_us,
+        "dur": duration_us,
+        "args": args,
+    }
 
 
 def write_torch(path: Path, events, **head) -> Path:
@@ -46,7 +55,7 @@ def pdl_events(steps=3, layers=4, slow=(2, 9, 12.0), bubble=(3, 4.0), overlap=0.
         end = clock + overlap
         for layer in range(layers):
             if bubble and layer == bubble[0]:
-                end += bubble[1] + overlap
+                end += bubble[1]
             for index in range(13):
                 duration = 6.0 if index in (3, 9) else 5.0
                 if slow and (layer, index) == slow[:2]:
@@ -109,6 +118,7 @@ class NsysFile:
     def write(self, rows=None) -> Path:
         self.path.unlink(missing_ok=True)
         database = sqlite3.connect(self.path)
+        database.execute("PRAGMA synchronous = OFF")
         rows = self.rows if rows is None else rows
         for table in dict.fromkeys([*(table for table, _ in rows), *sorted(self.empty_tables)]):
             names = [name for name in self._TABLES[table].split(", ") if name not in self.drop_columns]

@@ -1,0 +1,111 @@
+"""Recorded traces, where there is a folder of them: set K3LAB_TRACE_SAMPLES to one with an expected.json.
+
+expected.json maps a file name to facts of it; those this test knows are held. Without the variable there is
+nothing to collect: recorded traces are not part of the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from k3lab.traces import TraceError, check_trace, inspect_trace, read_trace
+from k3lab.traces.timing import union_length
+
+FOLDER = Path(os.environ.get("K3LAB_TRACE_SAMPLES", "") or os.devnull)
+EXPECTED = json.loads((FOLDER / "expected.json").read_text()) if (FOLDER / "expected.json").is_file() else {}
+READABLE = [
+    name for name, facts in EXPECTED.items() if name.endswith((".json", ".gz", ".sqlite")) and "error" not in facts
+]
+REFUSED = [name for name, facts in EXPECTED.items() if "error" in facts or name.endswith(".csv")]
+LAYERED = [name for name in READABLE if "kernels_per_layer" in EXPECTED[name].get("layers", {})]
+
+
+def pytest_generate_tests(metafunc):
+    for fixture, names in (("readable", READABLE), ("refused", REFUSED), ("layered", LAYERED)):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, names)
+
+
+if READABLE:
+
+    def test_facts_of_the_file(readable):
+        trace, facts = read_trace(FOLDER / readable), EXPECTED[readable]
+        kernels = trace.kernels
+        bad = facts.get("bad_rows", facts.get("bad_interval_rows", 0))
+        assert len(trace.rejected) == bad
+        assert len(kernels) == facts.get("kernel_valid", 0)
+        assert sum(kernel.duration for kernel in kernels) == facts.get("kernel_sum_ns", 0)
+        if "union_ns" in facts:
+            assert union_length((kernel.start, kernel.end) for kernel in kernels) == facts["union_ns"]
+        for device, length in facts.get("union_ns_per_device", {}).items():
+            own = [(kernel.start, kernel.end) for kernel in kernels if str(kernel.device) == device]
+            assert union_length(own) == length
+        if "names" in facts and not bad:
+            assert len({kernel.name for kernel in kernels}) == facts["names"]
+        if "nvtx_ranges" in facts:
+            assert len(trace.ranges) == facts["nvtx_ranges"]
+        if "memcpy_rows" in facts:
+            assert trace.copies.get("memcpy", 0) == facts["memcpy_rows"]
+        if "graph_trace_rows" in facts:
+            assert len(trace.graph_replays) == facts["graph_trace_rows"]
+        assert trace.tool in (None, f"nsys {facts.get('nsys')}") or trace.format.startswith("torch")
+
+    def test_every_file_gets_a_report_or_one_line(readable):
+        try:
+            report = check_trace(FOLDER / readable, "gb300-tp16")
+        except TraceError as error:
+            assert EXPECTED[readable].get("kernel_valid", 0) == 0
+            assert "no kernel" in str(error)
+            return
+        json.dumps(report.to_json())
+        assert report.verdict in ("fail", "inconclusive")  # none of them is known to be of a GB300
+        for device in report.devices:
+            for layer in device.layers.layers:
+                for times in layer.times:
+                    assert times.total - times.overlap + times.gap == times.wall
+                    assert sum(share.increment + share.bubble for share in times.shares) == times.completion_period
+
+    def test_files_that_are_no_trace(refused):
+        try:
+            read_trace(FOLDER / refused)
+        except TraceError as error:
+            assert "\n" not in str(error)
+        else:
+            raise AssertionError(f"{refused} was read")
+
+    def test_layers(layered):
+        facts = EXPECTED[layered]["layers"]
+        device = inspect_trace(FOLDER / layered).devices[0].layers
+        counts = [len(layer.kernels) for layer in device.layers]
+        wanted = facts["kernels_per_layer"]
+        number = facts.get("layers") or facts.get("layers_per_step") or len(wanted)
+        wanted = wanted if isinstance(wanted, list) else [wanted]
+        assert counts == (wanted if len(wanted) == number else wanted * number)
+        for key in ("prefix", "prefix_in_graph"):
+            assert device.prefix == facts.get(key, device.prefix)
+        for key in ("suffix", "suffix_in_graph"):
+            assert device.suffix == facts.get(key, device.suffix)
+        assert device.counts.used == facts.get("steps", facts.get("replays", device.counts.used))
+        assert [layer.name for layer in device.layers] == facts.get("layer_names", [x.name for x in device.layers])
+        periods = [layer.period for layer in device.layers]
+        for key, unit in (
+            ("completion_period_us_median", 1000),
+            ("completion_period_us", 1000),
+            ("completion_period_ns", 1),
+        ):
+            for found, value in zip(periods, facts.get(key, []), strict=False):
+                assert abs(found - value * unit) <= 10
+        if "wall_us_max" in facts:
+            walls = [layer.typical.wall for layer in device.layers]
+            assert max(walls) == round(facts["wall_us_max"] * 1000)
+            assert walls.index(max(walls)) == facts["wall_us_max_layer"]
+
+
+if (SLOW_LAYER := "torch_sglang_qwen3_8b_decode_amd.json.gz") in EXPECTED:
+
+    def test_the_slow_layer_and_the_gap_are_named():
+        lines = [item.text for item in inspect_trace(FOLDER / SLOW_LAYER).devices[0].findings]
+        assert any(line.startswith("layer 7: kernel 1 ") and "adds 148.8 us" in line for line in lines)
+        assert any(line.startswith("layer 2: a bubble of 273.7 us before kernel 0") for line in lines)

@@ -1,0 +1,87 @@
+"""``k3lab trace``: exit codes, the word of the verdict, one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from k3lab.cli.main import run
+from k3lab.traces import synthesize
+from k3lab.traces.synthetic import Faults
+
+
+def test_a_pass_exits_0_and_says_that_it_is_synthetic(tmp_path, capsys):
+    path = synthesize(tmp_path / "t.json.gz", steps=4, layers=8)
+    assert run(["trace", "check", str(path), "--budget", "gb300-tp16"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("pass t.json.gz against gb300-tp16")
+    assert "synthetic: made by a generator" in out
+
+
+def test_a_failure_exits_1_and_names_the_kernel(tmp_path, capsys):
+    path = synthesize(tmp_path / "t.json", steps=4, layers=8, faults=Faults(slow=((1, 15_000),)))
+    assert run(["trace", "check", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("fail t.json")
+    assert "k3_experts_synthetic_routed [experts]" in out
+
+
+def test_inconclusive_exits_1_and_says_the_word(tmp_path, capsys):
+    path = synthesize(tmp_path / "t.json", steps=4, layers=8, gpu=None)
+    assert run(["trace", "check", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["verdict"] == "inconclusive"
+    assert run(["trace", "check", str(path)]) == 1
+    assert capsys.readouterr().out.startswith("inconclusive t.json")
+    assert run(["trace", "check", str(path), "--gpu", "gb300"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["check", "none.json"], "no such file"), (["show", "none.json"], "no such file"),
+     (["check", "page.sqlite"], "web page"), (["check", "good.json", "--budget", "x"], "no budget"),
+     (["check", "good.json", "--layers", "0"], "layers must be 1 or more"),
+     (["check", "good.json", "--plan", "none.json"], "plan")],
+)  # fmt: skip
+def test_bad_input_exits_2_with_one_line(tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.sqlite").write_text("<html>")
+    synthesize(tmp_path / "good.json", steps=2, layers=4)
+    assert run(["trace", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+
+
+def test_show_lists_layers_without_a_verdict(tmp_path, capsys):
+    path = synthesize(tmp_path / "t.json", steps=3, layers=8)
+    assert run(["trace", "show", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "layer 7" in out
+    assert "verdict" not in out
+    assert run(["trace", "show", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["verdict"], data["budget"]) == ("not judged", None)
+
+
+def test_names_in_a_trace_are_not_taken_for_markup(tmp_path, make, capsys):
+    events = make.pdl_events()
+    for event in events:
+        if event["name"] == "k09":
+            event["name"] = "gemm[/red][bold]x"
+    assert run(["trace", "check", str(make.torch(tmp_path / "t.json", events)), "--gpu", "gb300"]) == 1
+    assert "gemm[/red][bold]x" in capsys.readouterr().out
+
+
+def test_the_package_needs_only_the_standard_library():
+    code = (
+        "import sys, time; begin = time.perf_counter(); import k3lab.traces; spent = time.perf_counter() - begin\n"
+        "ours = [n for n in sys.modules if n.startswith('k3lab.') and not n.startswith('k3lab.traces')]\n"
+        "outside = {n.split('.')[0] for n in sys.modules} & {'torch', 'numpy', 'pydantic', 'rich', 'typer', 'triton'}\n"
+        "assert not ours and not outside, (ours, outside)\n"
+        "assert spent < 0.3, spent\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
