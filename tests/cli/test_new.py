@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from k3lab.cli.main import run
@@ -36,7 +38,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     path = os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "FOLDER": str(folder), "K3LAB_CACHE_DIR": str(folder / "cache")}
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "FOLDER": str(folder),
+        "K3LAB_CACHE_DIR": str(folder / "cache"),
+        "K3LAB_NO_GPU": "1",
+    }
 
 
 def test_its_own_tests_pass(package: dict[str, str]) -> None:
@@ -45,6 +53,31 @@ def test_its_own_tests_pass(package: dict[str, str]) -> None:
     done = subprocess.run(command, cwd=package["FOLDER"], env=package, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "7 passed" in done.stdout
+
+
+def k3lab(package: dict[str, str], *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "k3lab.cli.main", *arguments, "--json"]
+    done = subprocess.run(command, cwd=package["FOLDER"], env=package, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_it_goes_through_check_tune_export_and_plan(package: dict[str, str]) -> None:
+    checked = k3lab(package, "check", NAME, "--tp", "16", "--rows", "8")
+    assert [(item["engine"], item["verdict"], item["how"]) for item in checked["results"]] == [
+        ("triton", "pass", "interpreter")
+    ]
+    tuned = k3lab(
+        package, "tune", NAME, "--gpu", "GB300", "--objective", "predicted", "--trials", "4", "--study", "s.sqlite3"
+    )
+    assert (tuned["statuses"], tuned["evidence"]) == ({"ok": 4}, "predicted")
+    k3lab(package, "export", "s.sqlite3", "--out", "bundle")
+    shown = k3lab(package, "bundle", "show", "bundle")
+    assert [(entry["family"], entry["evidence"]) for entry in shown["entries"]] == [(NAME, "predicted")]
+    assert shown["entries"][0]["builds"][0]["launches"][0]["kernel"] == f"k3_{NAME}_triton_rows"
+    plan = k3lab(package, "decode", "plan", "--bundle", "bundle", "--accept", "predicted")
+    reasons = {item["family"]: item["reason"] for item in plan["fallbacks"]}
+    assert NAME in reasons["attention_projection"]  # the plan says what the bundle holds in place of what it lacks
 
 
 def test_a_family_inside_is_a_folder_and_a_line(tmp_path: Path) -> None:

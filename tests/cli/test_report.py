@@ -1,0 +1,104 @@
+"""The report: one file that loads nothing, holds every evidence word, and is refused in words where it cannot be made."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from k3lab.cli import main
+from k3lab.cli.lab import open_lab
+from k3lab.cli.study_data import layer_data
+from k3lab.kernels import K3, InputError, family
+from k3lab.kernels.accounting import layer_bytes
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.traces import synthesize
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "attention_projection.sqlite3"
+    open_lab("attention_projection", tp=16, rows=8).tune(4, study=path)
+    return path
+
+
+def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = synthesize(tmp_path / "trace.json.gz", layers=8, steps=22)
+    command = ["report", "--out", "page", "--study", str(study), "--trace", str(trace), "--json"]
+    assert main.run(command) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "pass"
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
+    body = text[text.rindex("<main>") :]
+    assert "4</b><span>trials in 1 study" in body
+    assert "k3_experts_synthetic_routed" in body
+    assert "synthetic trace" in body
+    assert body.count('class="word predicted"') >= 3  # legend, family, winner
+    assert len(re.findall(r"Plotly\.newPlot\(", body)) == 2
+
+
+def test_the_page_loads_nothing(study: Path, tmp_path: Path) -> None:
+    assert main.run(["report", "--out", "page", "--study", str(study)]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert not re.findall(
+        r"<(?:script|img|iframe|link)[^>]+(?:src|href)=", text[: text.index("<script>")] + text[text.rindex("<main>") :]
+    )
+    assert text.count("plotly.js v") == 1
+
+
+def test_the_page_without_anything(tmp_path: Path) -> None:
+    assert main.run(["report", "--out", "page"]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "No trace given" in text
+    assert "None given" in text
+
+
+def test_names_are_escaped(study: Path, tmp_path: Path) -> None:
+    trace = synthesize(tmp_path / "<b>trace.json.gz", layers=8, steps=22)
+    assert main.run(["report", "--out", "page", "--study", str(study), "--trace", str(trace)]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "&lt;b&gt;trace" in text
+    assert "<b>trace" not in text
+
+
+def test_unwritable_folder_and_wrong_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main.run(["report", "--out", "file/page"]) == 2
+    assert "name another --out folder" in capsys.readouterr().err
+    (tmp_path / "no.sqlite3").write_text("not a database")
+    assert main.run(["report", "--out", "page", "--study", "no.sqlite3"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize("kind", ["kda", "mla"])
+def test_the_layer_adds_up_to_the_model(kind: str) -> None:
+    """The families of a layer together move what the accounting says of the layer, but for activations."""
+    layer = layer_data(K3, 16, 8, kind, gpu_card("GB300"))
+    moved = sum(part["bytes"] for part in layer["parts"])
+    cache = (
+        {"context": 8 * family("mla").problem(K3, tp=16, rows=8).context, "fp8_cache": False} if kind == "mla" else {}
+    )  # type: ignore[attr-defined]
+    whole = layer_bytes(K3, 16, 8, kind, **cache).total  # type: ignore[arg-type]
+    assert moved == pytest.approx(whole, rel=0.04)
+    assert layer["bound_us"] == pytest.approx(layer["floor_us"])
+    assert {part["evidence"] for part in layer["parts"]} == {"floor"}
+
+
+def test_a_winner_replaces_its_floor(study: Path) -> None:
+    from k3lab.cli.study_data import study_data
+
+    data = study_data(study)
+    layer = layer_data(K3, 16, 8, "kda", gpu_card("GB300"), [data])
+    first = layer["parts"][0]
+    assert (first["evidence"], first["time_us"]) == ("predicted", data["choice"]["value_us"])
+    assert layer["bound_us"] == pytest.approx(layer["floor_us"] - first["floor_us"] + first["time_us"])
+    other = layer_data(K3, 16, 8, "kda", gpu_card("H200"), [data])  # another GPU's winner does not count
+    assert other["parts"][0]["time_us"] is None
+
+
+def test_layer_kind_is_checked() -> None:
+    with pytest.raises(InputError, match="neither kda nor mla"):
+        layer_data(K3, 16, 8, "dense", gpu_card("GB300"))
