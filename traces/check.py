@@ -139,9 +139,12 @@ def _judge_device(
         if judgement.verdict == FAIL:
             reasons.append(f"class {group.name}{f' ({group.kind})' if group.kind else ''}, "
                            f"{len(group.members)} layers: {'; '.join(judgement.reasons)}")  # fmt: skip
+    told = {i for group, judgement in zip(device.classes, classes, strict=True) if judgement.verdict == FAIL
+            for i in group.members}  # fmt: skip
     failed = [index for index, judgement in enumerate(layers) if judgement.verdict == FAIL]
     for index in failed:
-        reasons.append(f"{device.layers[index].name}: {'; '.join(layers[index].reasons)}")
+        if index not in told:  # else the line of its class says it
+            reasons.append(f"{device.layers[index].name}: {'; '.join(layers[index].reasons)}")
     reasons.extend(_inconclusive(layers, classes, doubts.everything))
     counted = [judgement.count for judgement in layers if judgement.count in (PASS, FAIL)]
     if verdict == INCONCLUSIVE and counted:

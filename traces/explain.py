@@ -9,13 +9,15 @@ from difflib import SequenceMatcher
 from .analysis import DeviceLayers, Layer
 from .families import Plan, family_of
 from .layers import LayerClass
-from .names import short_name
+from .names import base_name, short_name
 from .timing import LayerTimes, median_ns
 from .verdict import class_period, microseconds
 
 NOTABLE_NS = 1000
 """Differences below a microsecond are not told."""
 _OUTLIER = 1.15
+_SHARE = 0.02
+_PER_LAYER = 4
 _AHEAD = 0.05
 _IDLE = 0.1
 
@@ -39,7 +41,7 @@ def _aligned(layer: Layer, modal: tuple[str, ...]) -> dict[int, int]:
 
 
 def explain(device: DeviceLayers, over: Iterable[int], plan: Plan | None = None) -> list[Finding]:
-    """Findings on the layers that are over budget or stand out, then on the classes and the whole.
+    """Findings on the layers that are over their time or stand out, the costliest first, then on classes and whole.
 
     Args:
         device: the analysed layers.
@@ -47,20 +49,22 @@ def explain(device: DeviceLayers, over: Iterable[int], plan: Plan | None = None)
         plan: kernel names to families.
     """
     failed = set(over)
-    found: list[Finding] = []
+    single: list[Finding] = []
+    general: list[Finding] = []
     for group in device.classes:
         usual = class_period(group, device)
         shares = {index: _shares(device.layers[index], group) for index in group.members}
         for index in group.members:
             layer = device.layers[index]
-            found.extend(_differences(layer, group))
-            if index in failed or layer.period > _OUTLIER * usual + NOTABLE_NS:
-                found.extend(_against_peers(layer, index, shares, group, plan))
+            single.extend(_differences(layer, group))
+            stands_out = layer.period > _OUTLIER * usual + NOTABLE_NS
+            if stands_out or (index in failed and layer.period > usual):
+                single.extend(_against_peers(layer, index, shares, group, plan))
         if failed.intersection(group.members):
-            found.append(_parts(group, device, plan))
-        found.extend(_idle(group, device))
-    found.extend(_run_ahead(device))
-    return found
+            general.append(_parts(group, device, plan))
+        general.extend(_idle(group, device))
+    single.sort(key=lambda finding: (finding.kind not in ("extra", "missing"), -finding.cost_ns))
+    return [*single, *general, *_run_ahead(device)]
 
 
 def _shares(layer: Layer, group: LayerClass) -> dict[int, tuple[list[int], list[int]]]:
@@ -83,6 +87,7 @@ def _against_peers(
     plan: Plan | None,
 ) -> list[Finding]:
     peers = [shares[other] for other in group.members if other != index]
+    least = max(NOTABLE_NS, round(_SHARE * layer.period))
     found = []
     for position, (increments, bubbles) in sorted(shares[index].items()):
         label = kernel_label(group.sequence[position], plan)
@@ -90,20 +95,20 @@ def _against_peers(
         if not others:
             continue
         own, usual = median_ns(increments), median_ns(value for peer in others for value in peer[0])
-        if own - usual > NOTABLE_NS:
+        if own - usual > least:
             text = (
                 f"{layer.name}: kernel {position} {label} adds {microseconds(own)}, "
                 f"{microseconds(usual)} in its peers (+{microseconds(own - usual)})"
             )
             found.append(Finding("kernel", layer.number, text, own - usual))
         idle, usual = median_ns(bubbles), median_ns(value for peer in others for value in peer[1])
-        if idle - usual > NOTABLE_NS:
+        if idle - usual > least:
             text = (
                 f"{layer.name}: a bubble of {microseconds(idle)} before kernel {position} {label}, "
-                f"{microseconds(usual)} in its peers: nothing ran"
+                f"{microseconds(usual)} in its peers"
             )
             found.append(Finding("bubble", layer.number, text, idle - usual))
-    return sorted(found, key=lambda finding: -finding.cost_ns)
+    return sorted(found, key=lambda finding: -finding.cost_ns)[:_PER_LAYER]
 
 
 def _differences(layer: Layer, group: LayerClass) -> list[Finding]:
@@ -112,6 +117,8 @@ def _differences(layer: Layer, group: LayerClass) -> list[Finding]:
     found = []
     matcher = SequenceMatcher(None, group.sequence, layer.kernels, autojunk=False)
     for operation, a, b, c, d in matcher.get_opcodes():
+        if [base_name(name) for name in group.sequence[a:b]] == [base_name(name) for name in layer.kernels[c:d]]:
+            continue  # the same kernels, or other instances of the same templates
         if operation in ("insert", "replace"):
             names = ", ".join(map(short_name, layer.kernels[c:d]))
             found.append(Finding("extra", layer.number, f"{layer.name}: extra kernels against its class: {names}"))

@@ -24,19 +24,16 @@ Plan = Mapping[str, str]
 
 
 def family_of(kernel: str, plan: Plan | None = None) -> str | None:
-    """The family of a kernel: from the plan (whole name, else the longest part), else from its name, else None."""
-    if plan:
-        if kernel in plan:
-            return plan[kernel]
-        parts = [name for name in plan if name and name in kernel]
-        if parts:
-            return plan[max(parts, key=lambda name: (len(name), name))]
+    """The family of a kernel: by its whole name in the plan, by its own name, by the longest part in the plan, or None."""
+    if plan and kernel in plan:
+        return plan[kernel]
     found = _OURS.search(kernel)
-    if found is None:
-        return None
-    words = found[1] or found[2]
-    known = [name for name in FAMILIES if words == name or words.startswith(name + "_")]
-    return max(known, key=len) if known else words.split("_")[0]
+    if found is not None:
+        words = found[1] or found[2]
+        known = [name for name in FAMILIES if words == name or words.startswith(name + "_")]
+        return max(known, key=len) if known else words.split("_")[0]
+    parts = [name for name in plan or () if name and name in kernel]
+    return plan[max(parts, key=lambda name: (len(name), name))] if plan and parts else None
 
 
 def layer_kind(names: Iterable[str]) -> str | None:
@@ -50,12 +47,16 @@ def layer_kind(names: Iterable[str]) -> str | None:
 
 
 def read_plan(plan: str | Path | Mapping[str, Any] | list[Any]) -> dict[str, str]:
-    """A plan as {kernel name: family}: such a mapping, a list of {kernel, family}, an object with such a list, a file.
+    """A plan as {kernel name: family}.
+
+    Args:
+        plan: such a mapping; or any JSON data (or the path of a file) that somewhere holds objects with ``kernel``
+            (or ``name``) and ``family``, like what ``k3lab decode plan --json`` prints.
 
     Raises:
-        TraceError: unreadable, or of another form.
+        TraceError: unreadable, or nothing of that kind in it.
     """
-    wrong = "a plan is a JSON object {kernel name: family} or a list of objects with 'kernel' and 'family'"
+    wrong = "a plan is a JSON object {kernel name: family}, or what k3lab decode plan --json prints"
     if isinstance(plan, (str, Path)):
         try:
             plan = json.loads(Path(plan).read_text(encoding="utf-8"))
@@ -63,16 +64,16 @@ def read_plan(plan: str | Path | Mapping[str, Any] | list[Any]) -> dict[str, str
             raise TraceError(f"{plan}: cannot be read ({error.strerror or error}); {wrong}") from None
         except (ValueError, RecursionError):
             raise TraceError(f"{plan}: not JSON; {wrong}") from None
-    if isinstance(plan, Mapping):
-        lists = [value for value in plan.values() if isinstance(value, list)]
-        if not lists and all(isinstance(value, str) for value in plan.values()):
-            return dict(plan)
-        plan = [item for value in lists for item in value]
-    if not isinstance(plan, list):
-        raise TraceError(wrong)
+    if isinstance(plan, Mapping) and plan and all(isinstance(value, str) for value in plan.values()):
+        return dict(plan)
     found: dict[str, str] = {}
-    for item in plan:
-        if isinstance(item, Mapping):
+    pending: list[Any] = [plan]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending.extend(item)
+        elif isinstance(item, Mapping):
+            pending.extend(item.values())
             name, family = item.get("kernel") or item.get("name"), item.get("family")
             if isinstance(name, str) and name and isinstance(family, str):
                 found[name] = family

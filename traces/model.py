@@ -87,7 +87,8 @@ class Trace:
 
     ``kernels`` are sorted by device start. ``apis`` is keyed by (process, correlation), ``node_origins`` by
     (process, graph node). ``graph_replays`` are the (start, end) of replays recorded only as a whole.
-    ``notes`` are plain lines about the file itself; nothing of the profiled environment is kept.
+    ``notes`` are plain lines about the file itself, and ``incomplete`` those that say kernels are missing from it;
+    nothing of the profiled environment is kept.
     """
 
     path: str
@@ -106,6 +107,7 @@ class Trace:
     world_size: int | None = None
     rank: int | None = None
     notes: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
     no_kernels_hint: str = ""
 
     def gpu(self, device: int) -> str | None:

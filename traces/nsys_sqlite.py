@@ -14,6 +14,7 @@ _RANGES = (59, 60, 70, 71)  # push/pop, start/end, and the nvtxt forms of both
 _DOMAIN = 75
 _LIBRARY_DOMAINS = frozenset({"NCCL", "CCCL", "CUBLAS", "CUDNN", "CUSPARSE", "CUSOLVER", "NVTX"})
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_LOST_SHARE = 0.1  # the edges of a capture may lose the kernels of a launch or two
 _NODES = "CUDA_GRAPH_NODE_EVENTS"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 RECAPTURE = "capture again with: nsys profile --cuda-graph-trace=node -t cuda,nvtx ..."
@@ -77,6 +78,18 @@ def _apis(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> di
         if old is None or (not call.is_graph_launch, call.start) < (not old.is_graph_launch, old.start):
             found[key] = call
     return found
+
+
+def _graph_launches(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> tuple[int, int]:
+    """Graph launches in the file, and those of them that own none of its kernels."""
+    launched = lost = 0
+    for tid, correlation, name in tables.rows(
+        "CUPTI_ACTIVITY_KIND_RUNTIME", ("globalTid", "correlationId"), texts=("nameId",)
+    ):
+        if isinstance(name, str) and "GraphLaunch" in name:
+            launched += 1
+            lost += (_thread(tid, one_process)[0], correlation) not in needed
+    return launched, lost
 
 
 def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
@@ -169,14 +182,14 @@ def _read(tables: Tables) -> Trace:
         for start, end in tables.rows(_GRAPHS, ("start", "end"))
         if _is_int(start, end) and end > start  # both 0: no timestamps
     )
-    names = (name for (name,) in tables.rows("CUPTI_ACTIVITY_KIND_RUNTIME", (), texts=("nameId",)))
-    launches = any(isinstance(name, str) and "GraphLaunch" in name for name in names)
+    launched, lost = _graph_launches(tables, needed, one_process)
     if any(kernel.node is not None for kernel in kernels):
         mode = "node"
     elif mode is None and replays:
         mode = "graph"
-    if launches and mode != "node" and not replays and kernels:
-        notes.append("graphs were launched, but their kernels are not in the file: counts are a lower bound")
+    incomplete: tuple[str, ...] = ()
+    if not replays and lost > _LOST_SHARE * launched:
+        incomplete = (f"the kernels of {lost} of {launched} graph launches are not in the file; {RECAPTURE}",)
     if any(_is_int(severity) and severity > 1 for (severity,) in tables.rows("DIAGNOSTIC_EVENT", ("severity",))):
         notes.append("nsys recorded warnings about this capture (table DIAGNOSTIC_EVENT): events may be missing")
     gpus = {
@@ -202,5 +215,6 @@ def _read(tables: Tables) -> Trace:
         graph_replays=tuple(replays),
         tool=f"nsys {version}" if version else None,
         notes=tuple(notes),
-        no_kernels_hint=_hint(tables, mode, bool(replays) or launches),
+        incomplete=incomplete,
+        no_kernels_hint=_hint(tables, mode, bool(replays) or launched > 0),
     )

@@ -6,6 +6,7 @@ import gzip
 import json
 import sqlite3
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -71,7 +72,7 @@ def pdl_events(steps=3, layers=4, slow=(2, 9, 12.0), bubble=(3, 4.0), overlap=0.
 class NsysFile:
     """An Nsight Systems export being written; tables appear with their first row, as nsys makes them."""
 
-    _TABLES = {
+    _TABLES: ClassVar[dict[str, str]] = {
         "CUPTI_ACTIVITY_KIND_KERNEL": "start, end, deviceId, contextId, streamId, correlationId, globalPid, "
         "demangledName, shortName, gridX, gridY, gridZ, blockX, blockY, blockZ, graphNodeId",
         "CUPTI_ACTIVITY_KIND_RUNTIME": "start, end, globalTid, correlationId, nameId",

@@ -6,7 +6,6 @@ import json
 import random
 
 import pytest
-
 from k3lab.traces import TraceError, check_trace, inspect_trace, load_budget, read_trace, synthesize
 from k3lab.traces.synthetic import Faults, layer_parts
 
@@ -215,7 +214,7 @@ def test_user_ranges_split_eager_steps_by_launch_not_by_time(tmp_path, make):
 
 def test_prefill_steps_are_not_judged(tmp_path, make):
     events = [make.host("user_annotation", "execute_context_1(888_788)_generation_0(0)", 900, 5000.5)]
-    events += [event for event in make.pdl_events(steps=1)]
+    events += make.pdl_events(steps=1)
     report = check_trace(make.torch(tmp_path / "t.json", events), "gb300-tp16", gpu="GB300")
     assert report.verdict == "inconclusive"
     assert "prefill" in report.reasons[0]
@@ -260,7 +259,7 @@ def test_every_device_is_judged_and_the_worst_decides(tmp_path, make):
 def test_a_plan_names_the_families_of_foreign_kernels(tmp_path, make):
     path = make.torch(tmp_path / "t.json", make.pdl_events())
     for plan in ({"k09": "experts"}, [{"kernel": "k09", "family": "experts"}],
-                 {"launches": [{"kernel": "k09", "family": "experts"}]}):  # fmt: skip
+                 {"tp": 16, "layers": [{"kind": "kda", "launches": [{"kernel": "k09", "family": "experts"}]}]}):  # fmt: skip
         report = check_trace(path, "gb300-tp16", gpu="GB300", plan=plan)
         assert "k09 [experts]" in texts(report, "kernel")[0]
     file = tmp_path / "plan.json"

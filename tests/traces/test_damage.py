@@ -8,7 +8,6 @@ import json
 import random
 
 import pytest
-
 from k3lab.traces import TraceError, check_trace, inspect_trace
 
 ODD = [None, True, -1, 0, 10**30, -(10**30), 1.5e300, "", "x", "NaN", [], {}, [None], {"a": 1}]
@@ -21,8 +20,7 @@ def outcome(path):
         json.dumps(report.to_json())
         inspect_trace(path)
     except TraceError as error:
-        assert "\n" not in str(error)
-        return "refused"
+        return "refused" if "\n" not in str(error) else "several lines"
     return report.verdict
 
 
@@ -55,7 +53,7 @@ def test_truncated_files(tmp_path, failing, kind):
     path = tmp_path / failing[kind].name
     for size in sizes:
         path.write_bytes(data[:size])
-        assert outcome(path) != "pass", size
+        assert outcome(path) in ("refused", "fail", "inconclusive"), size
 
 
 @pytest.mark.parametrize("kind", ["json", "gz", "sqlite"])
@@ -70,7 +68,7 @@ def test_flipped_bytes(tmp_path, failing, kind):
             broken[rng.randrange(len(broken))] = rng.randrange(256)
         path.write_bytes(broken)
         seen.add(outcome(path))
-    assert "pass" not in seen
+    assert not seen & {"pass", "several lines"}
     assert "refused" in seen
 
 
@@ -93,7 +91,7 @@ def test_odd_values_anywhere_in_the_json(tmp_path, failing):
     for odd in ODD:
         path.write_text(json.dumps(original | {"traceEvents": odd}))
         assert outcome(path) == "refused"
-    assert "pass" not in seen
+    assert not seen & {"pass", "several lines"}
     assert {"fail", "inconclusive"} <= seen
 
 
@@ -107,7 +105,7 @@ def test_odd_values_anywhere_in_the_tables(tmp_path, make):
             _, row = rng.choice(file.rows)
             row[rng.choice(list(row))] = rng.choice([None, -1, 0, 2**62, -(2**62), 1.5, "x", b"\xff\x00", ""])
         seen.add(outcome(file.write()))
-    assert "pass" not in seen
+    assert not seen & {"pass", "several lines"}
     assert "fail" in seen
 
 

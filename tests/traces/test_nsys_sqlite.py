@@ -6,7 +6,6 @@ import os
 import sqlite3
 
 import pytest
-
 from k3lab.traces import TraceError, check_trace, inspect_trace, read_trace
 
 SECRET = "TOKEN=hunter2-must-never-appear"
@@ -195,3 +194,12 @@ def test_other_databases_and_damaged_ones_give_one_line(tmp_path, make):
         cut.write_bytes(good[:size])
         with pytest.raises(TraceError, match="SQLite"):
             read_trace(cut)
+
+
+def test_graphs_whose_kernels_are_missing_forbid_a_pass(tmp_path, make):
+    file = make.node_mode(tmp_path / "t.sqlite", replays=8)
+    file.api("cudaGraphLaunch_v10000", 80_000_000, 80_001_000, 5000)
+    assert check_trace(file.write(), "gb300-tp16", gpu="GB300").verdict == "inconclusive"
+    file = make.node_mode(tmp_path / "t.sqlite", replays=12)
+    file.api("cudaGraphLaunch_v10000", 80_000_000, 80_001_000, 5000)  # one launch at the edge of the capture
+    assert check_trace(file.write(), "gb300-tp16", gpu="GB300").verdict == "pass"

@@ -7,7 +7,6 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from k3lab.traces.layers import classify
 from k3lab.traces.recurrence import Abstain, Split, find_layers
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
-
 from k3lab.traces import Kernel
 from k3lab.traces.timing import layer_times, median_ns, quantile_ns, union_length
 
@@ -21,7 +22,7 @@ def steps(draw):
     rows = draw(st.lists(small, min_size=2, max_size=24))
     kernels = [Kernel(f"k{i}", start, start + length, stream=stream) for i, (start, length, stream) in enumerate(rows)]
     cuts = sorted(draw(st.sets(st.integers(0, len(rows)), min_size=2, max_size=6)))
-    return kernels, list(zip(cuts, cuts[1:], strict=False))
+    return kernels, list(pairwise(cuts))
 
 
 @given(steps())

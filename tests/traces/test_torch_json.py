@@ -9,7 +9,6 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from k3lab.traces import TraceError, read_trace
 from k3lab.traces.stamps import BadStamp, microseconds_to_ns
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from k3lab.cli.main import run
 from k3lab.traces import synthesize
 from k3lab.traces.synthetic import Faults
