@@ -82,8 +82,8 @@ class Work:
     """Cold bytes one block keeps under way."""
     scalar_flops: int = 0
     """Operations outside the tensor cores."""
-    tiles_a_block: int = 0
-    """Tiles one block takes one after the other, a barrier between them; 0 where it has no such loop."""
+    tile_turns: float = 0.0
+    """Turns of one block's tile loop, each weighed by the work of its busiest warp; 0 where it has no such loop."""
     dependent_steps: int = 0
     """Hand-overs between blocks, one after the other."""
 

@@ -108,7 +108,7 @@ def predict(
     scalar = work.scalar_flops / (gpu.sms * 256 * terms.clock_hz * terms.scalar_rate) * 1e6
     spills = 0.02 * sum(kernel.spill_instructions for kernel in found)
     turns = math.ceil(blocks_a_sm / together)
-    loop = turns * work.tiles_a_block * terms.tile_us
+    loop = turns * work.tile_turns * terms.tile_us
     # they overlap: the largest rules, close ones add a little
     body = (memory**4 + l2**4 + scalar**4 + loop**4) ** 0.25 + (turns - 1) * terms.round_us
     total = terms.launch_us * len(found) + terms.step_us * work.dependent_steps + body + spills

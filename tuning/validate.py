@@ -56,12 +56,11 @@ def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
     gpu = gpu_card(identity["gpu"])
     found = []
     for trial in recording["configs"]:
-        outcome = trial["outcome"]
-        if outcome["status"] != "ok":
+        if trial["status"] != "ok":
             continue
-        resources = [KernelResources(**kernel) for kernel in outcome["resources"]]
+        resources = [KernelResources(**kernel) for kernel in trial["resources"]]
         guess = predict(owner, engine, problem, trial["config"], gpu, None, found=resources)
-        found.append((guess.microseconds, outcome["value"]))
+        found.append((guess.microseconds, trial["value"]))
     return found
 
 

@@ -133,10 +133,14 @@ class TritonEngine(Engine):
         x_again = -(-problem.outputs // block_n) * problem.rows * problem.hidden * 2
         if config["schedule"] == "fma":
             flops = 2 * power_of_two(problem.rows) * problem.outputs * problem.hidden
-            return Work(x_again, 2 * block_n * block_k * 2, flops, problem.hidden // block_k)
+            return Work(x_again, 2 * block_n * block_k * 2, flops, problem.hidden / block_k)
         stages = int(config["num_stages"]) - 1
         partial = 2 * split * problem.rows * problem.outputs * 4 if split > 1 else 0
-        tiles = -(-problem.hidden // block_k // split)
+        # an MMA takes 16 weight rows x 8 token rows x 16: more warps than those repeat each other's work,
+        # few warps on a large tile issue theirs one after the other
+        share = block_n * power_of_two(problem.rows, 16) / (16 * 8) / int(config["num_warps"])
+        turn = max((1 + block_k / 128) / 2 * max(1.0, 1 / share), share * block_k / 16 / 40)
+        tiles = -(-problem.hidden // block_k // split) * turn
         return Work(x_again + partial, stages * block_n * block_k * 2, 0, tiles, 1 if split > 1 else 0)
 
     def interpret(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor]:
@@ -242,7 +246,7 @@ class CutePlainEngine(Engine):
             l2_bytes=problem.outputs // a_block * problem.rows * problem.hidden * 2,
             in_flight_bytes=2 * a_block * int(config["threads"]) * int(config["vec"]) * 2,
             scalar_flops=2 * problem.rows * problem.outputs * problem.hidden,
-            tiles_a_block=problem.hidden // (int(config["threads"]) * int(config["vec"])),
+            tile_turns=problem.hidden / (int(config["threads"]) * int(config["vec"])),
         )
 
     def summation_order(self, problem: Problem, config: Config) -> str:
