@@ -221,3 +221,24 @@ def test_more_than_64_rows_are_refused(weights: RankWeights) -> None:
     slots = [model.cache.add() for _ in range(9)]
     with pytest.raises(InputError, match="9 requests of 8 tokens are 72 rows; a step takes 1 to 64"):
         model(slots, [[1] * 8] * 9)
+
+
+def test_only_the_last_mix_is_rounded_before_its_norm(tiny: ModelCard) -> None:
+    whole = random_tensors(tiny, seed=5, dtype=torch.bfloat16)
+    own = pack(shard(whole, tiny, tp=1, rank=0), tiny, tp=1, rank=0)
+    finals: list[tuple[bool, bool]] = []
+
+    class Watched(ReferenceOperators):
+        def moe_tail(self, *args: Any, final: bool = False) -> Any:
+            prefix, following = super().moe_tail(*args, final=final)
+            mix, blocks = args[5], args[4]
+            plain = self.attn_res(blocks, prefix, mix)
+            rounded = self.attn_res(blocks, prefix, mix, final=True)
+            assert not torch.equal(plain, rounded)
+            finals.append((final, torch.equal(following, rounded if final else plain)))
+            return prefix, following
+
+    model = Model(own)
+    model.operators = Watched(tiny)
+    model([model.cache.add()], [[4, 5, 6, 7]], [4])
+    assert finals == [(False, True)] * 4 + [(True, True)]
