@@ -11,8 +11,8 @@ endif
 
 ifeq ($(strip $(VENV)),)
 RUN := PYTHONPATH="$(CURDIR)/.lint$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
-DEMO_READY := .lint/k3lab
-TEST_READY := .lint/k3lab
+DEMO_READY := .lint/k3lab check-python
+TEST_READY := .lint/k3lab check-python
 else
 RUN := $(VENV)/bin/python
 DEMO_READY := $(VENV)/.k3lab-ready-run
@@ -20,7 +20,7 @@ TEST_READY := $(VENV)/.k3lab-ready-dev
 endif
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup_venv
 
-.PHONY: help demo test test-all lint format clean setup
+.PHONY: help demo test test-all lint format clean setup check-python
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
 
@@ -42,6 +42,9 @@ format: $(TEST_READY)
 	@$(RUN) -m ruff check --fix .
 
 setup: $(TEST_READY)
+
+check-python:
+	@$(PYTHON) .ci/check_python
 
 clean:
 	rm -rf $(VENV) .lint build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
