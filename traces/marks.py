@@ -22,6 +22,7 @@ _VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)(?:\([^)]*\))?_generation_(\d
 _SGLANG = re.compile(r"step\[\s*(\w+)(?:[^\]]*?\bbs=(\d+))?")
 _TRTLLM = re.compile(r"_forward_step\s+\d+:\s*(\d+) ctx reqs,\s*(\d+) gen reqs")
 _PLAIN = re.compile(r"^(?:k3lab[ ./:_-]?)?(?:(decode|verify)[ ._-]?)?step(?:[ ._:#-]*\d+|\b)", re.IGNORECASE)
+_PROFILER = re.compile(r"^ProfilerStep#\d+")
 _DECODE_MODES = frozenset({"DECODE", "VERIFY", "TARGET_VERIFY", "DRAFT_EXTEND", "IDLE"})
 _LAYER = re.compile(
     r"(?<![a-z])(?:layers?(?:_?idx)?|blocks?|transformer_?block|decoder_?layer)\s*[._\[\(:=# -]\s*(\d+)",
@@ -40,7 +41,18 @@ def step_mark(name: str) -> StepMark | None:
         return StepMark(int(found[1]) == 0 and int(found[2]) > 0, int(found[2]))
     if found := _PLAIN.match(name):
         return StepMark(True if found[1] else None, None)
-    return None
+    return StepMark(None, None) if _PROFILER.match(name) else None
+
+
+def step_of(marks: Sequence[HostRange]) -> HostRange | None:
+    """Of the step marks around a launch (outermost first) the one that is the step.
+
+    That is the outermost which says whether it decodes; else the outermost that is not the profiler's own
+    schedule, which may span several steps; else that.
+    """
+    telling = [item for item in marks if (said := step_mark(item.name)) is not None and said.decode is not None]
+    own = [item for item in marks if not _PROFILER.match(item.name)]
+    return next(iter((*telling, *own, *marks)), None)
 
 
 def layer_number(name: str) -> int | None:

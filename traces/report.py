@@ -12,7 +12,7 @@ from .families import Plan, family_of
 from .layers import RECURRENCE, LayerClass
 from .model import Trace
 from .timing import quantile_ns
-from .verdict import NOT_JUDGED, Judgement, class_period
+from .verdict import COARSE_NS, NOT_JUDGED, Judgement, class_period
 
 SCHEMA = "k3lab.trace_report/1"
 SYNTHETIC = "synthetic: made by a generator, not recorded on a GPU"
@@ -166,6 +166,11 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
     if trace.copies:
         listed = ", ".join(f"{count} {kind}" for kind, count in sorted(trace.copies.items()))
         notes.append(f"copies are not counted as kernels: {listed}")
+    judged = sum(report.layers.kernels for report in devices)
+    if devices and judged < len(trace.kernels):
+        notes.append(f"{len(trace.kernels) - judged} kernels on devices with a trifle of them were left out")
+    if 100 <= trace.resolution_ns < COARSE_NS:
+        notes.append(f"the file counts time in steps of {trace.resolution_ns} ns")
     for report in devices:
         device, counts = report.layers, report.layers.counts
         where = f"device {device.device}: " if len(devices) > 1 else ""

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .marks import enclosing, layer_number, step_mark
+from .marks import enclosing, layer_number, step_mark, step_of
 from .model import HostRange, Kernel, Thread, Trace
 
 
@@ -96,7 +96,7 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
                 launched=call.start if call is not None else None,
                 replay=replays[index],
                 created=origin.created if origin else kernel.node,
-                step=step_ranges[index][0] if step_ranges[index] else None,
+                step=step_of(step_ranges[index]),
                 layer=layer,
             )
         )
@@ -146,12 +146,19 @@ def _between(items: Sequence[Marked], group: Sequence[Marked]) -> list[Marked]:
     return [item for item in items if item.launched is not None and min(times) <= item.launched <= max(times)]
 
 
+def _one_step_each(launches: list[list[Marked]], by_node: bool) -> list[list[list[Marked]]]:
+    """Launches under one mark: one step, unless they replay the same graph again and again."""
+    names = {_step(_in_launch_order(launch, by_node)).names for launch in launches}
+    return [[launch] for launch in launches] if len(names) == 1 else [launches]
+
+
 def _whole_step(items: Sequence[Marked], run: Sequence[Sequence[Marked]], source: str) -> list[Marked]:
     """The kernels of a step made of these graph launches, with the eager ones that belong to it."""
     group = [item for launch in run for item in launch]
     if source == MARKED_GRAPHS:
         under = [item for item in items if item.step == group[0].step]
-        if len(group) < 0.5 * len(under):
+        eager = sum(item.replay is None for item in under)
+        if eager > len(under) - eager:
             return under  # mostly eager, with a small graph somewhere
     return group if len(run) == 1 else _between(items, group)
 
@@ -173,7 +180,7 @@ def find_steps(items: Sequence[Marked]) -> Steps:
                 by_mark.setdefault(launch[0].step, []).append(launch)
         if len(by_mark) > 0 and sum(map(len, by_mark.values())) == len(launches):
             source = MARKED_GRAPHS
-            runs = list(by_mark.values())
+            runs = [run for marked in by_mark.values() for run in _one_step_each(marked, by_node)]
         else:
             width = _period([_step(_in_launch_order(launch, by_node)).names for launch in launches])
             runs = [launches[index : index + width] for index in range(0, len(launches), width)]

@@ -294,3 +294,32 @@ def test_ninety_three_layers(tmp_path):
     report = check_trace(synthesize(tmp_path / "t.json", layers=93, steps=3), load_budget("gb300-tp16"), layers=93)
     assert report.verdict == "pass"
     assert len(read_trace(tmp_path / "t.json").kernels) == 3 * (70 * 13 + 23 * 15 + 2)
+
+
+@pytest.mark.parametrize("mark", ["ProfilerStep#3", "step 1", "decode_step_1"])
+def test_replays_of_one_graph_under_one_mark_are_steps_of_their_own(tmp_path, make, mark):
+    events = [make.host("user_annotation", mark, 900.25, 5000), *make.pdl_events(slow=None, bubble=None)]
+    device = inspect_trace(make.torch(tmp_path / "t.json", events)).devices[0].layers
+    assert (device.counts.found, len(device.layers)) == (3, 4)
+
+
+def test_the_profilers_own_schedule_does_not_hide_the_steps_in_it(tmp_path, make):
+    events = [make.host("user_annotation", "ProfilerStep#3", 0.25, 5000)]
+    for step in range(3):
+        events.append(make.host("user_annotation", f"k3lab decode step {step}", 100 + step * 1000, 900))
+        for index in range(52):
+            correlation = 100 * step + index
+            at = 110 + step * 1000 + index * 10
+            events.append(make.host("cuda_runtime", "cudaLaunchKernel", at, 3, correlation))
+            events.append(make.kernel(f"k{index % 13}", at + 20, 4.5, correlation=correlation))
+    device = inspect_trace(make.torch(tmp_path / "t.json", events)).devices[0].layers
+    assert (device.counts.source, device.counts.found, device.counts.decode) == ("step marks", 3, True)
+    assert [len(layer.kernels) for layer in device.layers] == [13] * 4
+
+
+def test_a_device_with_a_trifle_of_kernels_is_left_out_and_said(tmp_path, make):
+    events = [*make.pdl_events(slow=None), make.kernel("init", 10.5, 3, device=1, correlation=9999)]
+    report = check_trace(make.torch(tmp_path / "t.json", events), "gb300-tp16", gpu="GB300")
+    assert (report.verdict, len(report.devices)) == ("pass", 1)
+    assert any(note.startswith("1 kernels on devices") for note in report.notes)
+    assert any("steps of 500 ns" in note for note in report.notes)
