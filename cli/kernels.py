@@ -46,7 +46,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
     for row in data["families"]:
         engines = "\n".join(engine["name"] + (" (default)" if engine["default"] else "") for engine in row["engines"])
         archs = "\n".join(" ".join(engine["archs"]) for engine in row["engines"])
-        known = "\n".join(f"{entry['gpu']}: {entry['evidence']}" for entry in row["evidence"])
+        known = "\n".join(dict.fromkeys(f"{entry['gpu']}: {entry['evidence']}" for entry in row["evidence"]))
         table.add_row(row["family"], row["title"], row["twin"], engines or "none yet", archs or "-", known or "none")
     console.print(table)
 

@@ -1,8 +1,14 @@
-"""What results/ knows of a family: facts kept as JSON files, ``results/<gpu>/<family>*.json``."""
+"""What results/ knows of a family: facts kept as JSON files under ``results/<gpu>/``.
+
+A result file (``.json``, or a recorded space ``.json.gz``) names its family, its GPU and its evidence;
+one that lacks a word of evidence is left out, because a result never loses that word.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +16,40 @@ from ..kernels.evidence import Evidence
 
 
 def result_files(folder: Path) -> list[Path]:
-    """All JSON result files under the folder, in a fixed order; empty if the folder is absent."""
-    return sorted(folder.glob("*/*.json")) if folder.is_dir() else []
+    """All result files under the folder, in a fixed order; empty if the folder is absent."""
+    return sorted([*folder.glob("*/*.json"), *folder.glob("*/*.json.gz")]) if folder.is_dir() else []
 
 
 def load_result(path: Path) -> dict[str, Any] | None:
     """The file's object, or None if it is not one (a results folder may hold other data)."""
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
+        data = path.read_bytes()
+        loaded = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (OSError, EOFError, ValueError, zlib.error):
         return None
-    return data if isinstance(data, dict) else None
+    return loaded if isinstance(loaded, dict) else None
+
+
+def _gpu(data: dict[str, Any]) -> str | None:
+    """The GPU's name, wherever the kind of file keeps it."""
+    environment = data.get("environment")
+    for place in (data, data.get("identity"), environment):
+        gpu = place.get("gpu") if isinstance(place, dict) else None
+        name = gpu.get("name") if isinstance(gpu, dict) else gpu
+        if isinstance(name, str):
+            return name.removeprefix("NVIDIA ")
+    return None
 
 
 def evidence_of(family: str, folder: Path) -> list[dict[str, str]]:
-    """GPU, evidence word and file of every result recorded for the family.
-
-    A result file names its ``family`` and its ``evidence``; one without an evidence word is left out,
-    because a result never loses that word.
-    """
+    """GPU, evidence word and file of every result recorded for the family."""
     words = {word.value for word in Evidence}
     found = []
     for path in result_files(folder):
-        data = load_result(path)
-        if data is None or data.get("family") != family or data.get("evidence") not in words:
-            continue
-        gpu = data.get("gpu")
-        name = gpu.get("name") if isinstance(gpu, dict) else gpu
-        found.append({"gpu": str(name or path.parent.name), "evidence": data["evidence"], "file": path.as_posix()})
+        data = load_result(path) or {}
+        identity = data.get("identity")
+        name = data.get("family") or (identity.get("family") if isinstance(identity, dict) else None)
+        if name == family and data.get("evidence") in words:
+            gpu = _gpu(data) or path.parent.name.upper()
+            found.append({"gpu": gpu, "evidence": data["evidence"], "file": path.as_posix()})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -126,22 +127,26 @@ def test_plain_values() -> None:
     }
 
 
-def test_kernels_lists_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_lists_the_model_and_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "results" / "h200"
     folder.mkdir(parents=True)
-    record = {"family": "attention_projection", "evidence": "measured", "gpu": {"name": "NVIDIA H200"}}
-    (folder / "attention_projection.json").write_text(json.dumps(record))
-    (folder / "nameless.json").write_text(json.dumps({**record, "evidence": "guessed"}))  # a word that is none
+    timed = {"family": "attention_projection", "evidence": "measured", "environment": {"gpu": {"name": "NVIDIA H200"}}}
+    space = {"identity": {"family": "router", "gpu": "GB300"}, "evidence": "predicted"}
+    (folder / "a.json").write_text(json.dumps(timed))
+    (folder / "b.json").write_text(json.dumps(timed))
+    (folder / "space.json.gz").write_bytes(gzip.compress(json.dumps(space).encode()))
+    (folder / "wordless.json").write_text(json.dumps({**timed, "family": "kda", "evidence": "guessed"}))
     (folder / "broken.json").write_text("{")
+    (folder / "broken.json.gz").write_bytes(b"no gzip")
     rows = {row["family"]: row for row in result_of(capsys, "kernels")["families"]}
     assert len(rows) == 9
     assert [engine["name"] for engine in rows["attention_projection"]["engines"]] == ["triton", "cute_plain"]
-    assert [(entry["gpu"], entry["evidence"]) for entry in rows["attention_projection"]["evidence"]] == [
-        ("NVIDIA H200", "measured")
-    ]
-    assert rows["kda"]["evidence"] == []
+    known = {name: [(entry["gpu"], entry["evidence"]) for entry in row["evidence"]] for name, row in rows.items()}
+    assert known["attention_projection"] == [("H200", "measured")] * 2
+    assert known["router"] == [("GB300", "predicted")]
+    assert known["kda"] == []
     assert main.run(["kernels"]) == 0
-    assert "NVIDIA H200: measured" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("H200: measured") == 1
 
 
 def test_doctor_knows_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
