@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels.errors import InputError
+from .outcome import one_line
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -89,8 +90,11 @@ def check_database(path: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
             tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error as error:
-        raise InputError(f"study {path} is damaged ({error}): restore a copy, or name another file") from error
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message about damaged text may not be text itself
+        raise InputError(f"study {path} is damaged ({one_line(error)}): restore a copy, or name another file") from error
+    if verdict != "ok":
+        raise InputError(f"study {path} is damaged ({one_line(verdict)}): restore a copy, or name another file")
     if not {"studies", "trials"} <= tables:
         raise InputError(f"{path} is not a study: this SQLite database holds no Optuna tables")
 
@@ -117,6 +121,42 @@ def connect(path: Path) -> RDBStorage:
         raise InputError(f"study {path} was written by another Optuna: {' '.join(str(error).split())}") from error
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
         raise InputError(f"study {path} cannot be opened: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what Optuna raises for a damaged file into the user's news.
+
+    Raises:
+        InputError: anything the file's content made Optuna or us raise.
+    """
+    import sqlalchemy.exc
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        first = one_line(str(error).split("\n", 1)[0])
+        raise InputError(f"study {path} is damaged ({first}): restore a copy, or name another file") from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a full disk, or a file taken away, into the user's news.
+
+    Raises:
+        InputError: the database refused to store something.
+    """
+    import sqlalchemy.exc
+    from optuna.exceptions import StorageInternalError
+
+    try:
+        yield
+    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        first = one_line(str(error.__cause__ or error).split("\n", 1)[0])
+        raise InputError(f"study {path} cannot be written any more ({first}); what it holds is kept") from error
 
 
 @contextlib.contextmanager

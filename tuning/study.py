@@ -16,7 +16,7 @@ from ..kernels.errors import InputError
 from ..kernels.space import Config, Space, config_digest
 from .identity import StudyIdentity, check_schema
 from .outcome import Outcome, Status
-from .storage import StudyLock, check_database, check_place, connect, created_whole, open_storage
+from .storage import StudyLock, check_database, check_place, connect, created_whole, open_storage, reading, writing
 
 if TYPE_CHECKING:
     import optuna
@@ -132,14 +132,15 @@ class TuningStudy:
         import optuna
 
         storage = open_storage(path)
-        names = optuna.get_all_study_names(storage)
-        if len(names) != 1:
-            raise InputError(f"{path} holds {len(names)} Optuna studies; a k3lab study is one a file")
-        with _quiet_optuna():
+        with reading(path), _quiet_optuna():
+            names = optuna.get_all_study_names(storage)
+            if len(names) != 1:
+                raise InputError(f"{path} holds {len(names)} Optuna studies; a k3lab study is one a file")
             study = optuna.load_study(study_name=names[0], storage=storage)
-        if IDENTITY not in study.user_attrs:
+            identity = study.user_attrs.get(IDENTITY)
+        if not isinstance(identity, Mapping):
             raise InputError(f"{path} is an Optuna database, but not a study of k3lab: it has no identity")
-        check_schema(study.user_attrs[IDENTITY], path)
+        check_schema(identity, path)
         return cls(path, storage, study, lock)
 
     def __enter__(self) -> TuningStudy:
@@ -166,11 +167,13 @@ class TuningStudy:
 
     def set_note(self, name: str, value: Any) -> None:
         """Store a JSON-able note."""
-        self._study.set_user_attr(f"k3lab:{name}", value)
+        with writing(self.path):
+            self._study.set_user_attr(f"k3lab:{name}", value)
 
     def trials(self) -> list[TrialRecord]:
         """All trials, in the order they were started."""
-        return [_record(trial) for trial in self._study.get_trials(deepcopy=False)]
+        with reading(self.path):
+            return [_record(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def unfinished(self) -> list[TrialRecord]:
         """Trials a dead process left running."""
@@ -186,7 +189,8 @@ class TuningStudy:
             params=dict(config),
             distributions={param.name: CategoricalDistribution(param.values) for param in space.params},
         )
-        self._study.add_trial(trial)
+        with writing(self.path):
+            self._study.add_trial(trial)
         started = self.trials()[-1]
         assert started.digest == config_digest(config)  # the lock keeps other writers off
         return started
@@ -195,19 +199,17 @@ class TuningStudy:
         """Store a trial's outcome, then tell Optuna. Of a trial that has an outcome only the second is left."""
         import optuna
 
-        if trial.outcome is None:
-            study_id = self._storage.get_study_id_from_name(self._study.study_name)
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-            for key, value in (
-                ("status", str(outcome.status)),
-                ("reason", outcome.reason),
-                (OUTCOME, outcome.to_json()),
-            ):
-                self._storage.set_trial_user_attr(trial_id, key, value)
-        if outcome.status is Status.OK:
-            self._study.tell(trial.number, outcome.value)
-        else:
-            self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        with writing(self.path):
+            if trial.outcome is None:
+                study_id = self._storage.get_study_id_from_name(self._study.study_name)
+                trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+                told = (("status", str(outcome.status)), ("reason", outcome.reason), (OUTCOME, outcome.to_json()))
+                for key, value in told:
+                    self._storage.set_trial_user_attr(trial_id, key, value)
+            if outcome.status is Status.OK:
+                self._study.tell(trial.number, outcome.value)
+            else:
+                self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
 def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import os
+import random
 import sqlite3
 import time
 from pathlib import Path
 
 import fake_family
 import pytest
+import sqlalchemy.event
 from k3lab.kernels import InputError
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import storage
@@ -119,6 +121,49 @@ def test_what_is_no_study_is_refused_and_left_alone(tmp_path: Path) -> None:
             assert str(path) in one_line(caught)
         assert path.read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["cut.sqlite3", "notes.txt", "strange.sqlite3"]
+
+
+def test_a_damaged_study_is_one_line_or_readable(tmp_path: Path) -> None:
+    path = tmp_path / "study.sqlite3"
+    with TuningStudy.for_tuning(path, identity()) as study:
+        for config in SPACE.legal[:4]:
+            study.finish(study.start(config, SPACE), Outcome(Status.OK, value=1.0))
+    whole = path.read_bytes()
+    rng = random.Random(3)
+    said = []
+    for _ in range(100):
+        changed = bytearray(whole)
+        for _ in range(rng.choice([1, 20])):
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        path.write_bytes(changed)
+        try:
+            with TuningStudy.for_reading(path) as study:
+                study.trials()
+        except InputError as error:
+            said.append(str(error))
+    assert len(said) > 15
+    assert all(str(path) in line and "\n" not in line for line in said)
+    path.write_bytes(whole)
+    with TuningStudy.for_reading(path) as study:
+        assert len(study.trials()) == 4
+
+
+def test_a_full_disk_is_told_and_what_was_stored_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "study.sqlite3"
+    with TuningStudy.for_tuning(path, identity()) as study:
+        study.finish(study.start(SPACE.default, SPACE), Outcome(Status.OK, value=1.0))
+    with TuningStudy.for_tuning(path, identity()) as study:
+        pages = -(-path.stat().st_size // 4096)
+
+        @sqlalchemy.event.listens_for(study._storage.engine, "connect")
+        def limit(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        study._storage.engine.dispose()
+        with pytest.raises(InputError, match=r"cannot be written any more \(.*full"):
+            study.set_note("large", "x" * 100_000)
+    with TuningStudy.for_reading(path) as study:
+        assert [trial.value for trial in study.trials()] == [1.0]
 
 
 def test_an_optuna_study_of_someone_else_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""On a GPU: a real measured study of a real engine, killed in the middle, exported, and loaded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from k3lab.kernels import K3, Evidence, family
+from k3lab.kernels.bundle.reader import Bundle, BundleEntry
+from k3lab.tuning.export import export
+from k3lab.tuning.study import TuningStudy
+from k3lab.tuning.tune import TuneRequest, tune
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.timeout(600)
+def test_a_measured_study_becomes_a_measured_entry(tmp_path: Path) -> None:
+    from k3lab.kernels.device import require
+
+    card = require("this test").need_card()
+    owner = family("attention_projection")
+    problem = owner.problem(K3, tp=16, rows=8, kind="kda")
+    path = tmp_path / "s.sqlite3"
+    result = tune(TuneRequest(owner, owner.engine("triton"), problem, card, "measured", 4, path))
+    assert (result.ended, sum(result.statuses.values())) == ("trials", 4)
+    assert result.choice is not None
+    assert result.choice.evidence == "measured"
+    assert result.choice.default_us is not None
+    with TuningStudy.for_reading(path) as study:
+        for trial in study.trials():
+            assert trial.outcome is not None
+            if trial.ok:
+                assert trial.outcome.timing is not None
+                assert trial.outcome.check is not None
+                assert trial.outcome.timing["floor_us"] * 0.97 <= trial.value
+        assert set(study.note("finals")) == {one.digest for one in result.choice.finalists}
+        assert study.note("environment")["gpu"]["driver"] != "unknown"
+    export([path], tmp_path / "bundle")
+    found = Bundle.load(tmp_path / "bundle").find(owner, owner.problem(K3, tp=16, rows=5, kind="kda"), card.name)
+    assert isinstance(found, BundleEntry)
+    assert found.evidence is Evidence.MEASURED
+
+
+@pytest.mark.timeout(600)
+def test_an_illegal_access_costs_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch that poisons the CUDA context ends as crashed, and the next config is measured as if nothing was."""
+    from k3lab.kernels.device import require
+    from k3lab.tuning.outcome import Status
+    from k3lab.tuning.supervisor import Supervisor
+
+    card = require("this test").need_card()
+    (tmp_path / "poisoning_evaluator.py").write_text(
+        "import torch\nfrom k3lab.tuning.evaluate import measure as honest\n"
+        "def measure(task, stage):\n"
+        "    if task.job.seed == 1:\n"
+        "        stage('check')\n"
+        "        torch.zeros(4, device='cuda')[torch.tensor([1 << 30], device='cuda')].sum().item()\n"
+        "    return honest(task, stage)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    owner = family("attention_projection")
+    problem = owner.problem(K3, tp=16, rows=8, kind="kda")
+    request = TuneRequest(owner, owner.engine("triton"), problem, card, "measured", 1)
+    default = request.engine.space(problem, card).default
+    with Supervisor(gpu=True, evaluator="poisoning_evaluator") as worker:
+        before = worker.run(request.job("measure", default, seed=0))
+        poisoned = worker.run(request.job("measure", default, seed=1))
+        after = worker.run(request.job("measure", default, seed=0))
+    assert poisoned.status is Status.CRASHED
+    assert (before.status, after.status) == (Status.OK, Status.OK)
+    assert before.value is not None
+    assert after.value == pytest.approx(before.value, rel=0.2)
