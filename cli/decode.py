@@ -177,7 +177,7 @@ def run_command(
     card = _card(model, tp)
     if model == "demo":
         from ..decode.demo import demo_card
-        from ..decode.run import free_memory
+        from ..decode.memory import free_memory
         from ..kernels import device
 
         card = demo_card(free_memory(device.require("--model demo keeps the real widths of K3 and")), tp=tp)

@@ -16,11 +16,10 @@ from torch import Tensor
 from ..kernels import ModelCard
 from ..kernels.collectives import Collectives
 from ..kernels.mxfp4 import E2M1, decode_scale
+from .tensors import EXPERT_ROWS
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
 
 L2_EPS = 1e-6
-EXPERT_ROWS = 8
-"""Rows whose experts are dequantised at a time: bounds the scratch memory, not the result."""
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -70,7 +70,8 @@ class LayerPlan:
         target = self.target and {
             "kernels": self.target.kernels,
             "conditions": self.target.conditions,
-            "sequence": [{"kernel": launch.kernel, "family": launch.family} for launch in self.target.sequence],
+            # not under "kernel": the target's launches are not planned
+            "sequence": [{"launch": launch.kernel, "family": launch.family} for launch in self.target.sequence],
         }
         return {
             "kind": self.kind, "mlp": "dense" if self.dense else "moe", "layers": list(self.layers),

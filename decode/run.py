@@ -6,7 +6,6 @@ for TP 1, else rank 0 with stand-in collectives; eagerly and from a CUDA graph, 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
 from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose, without_gpu
 from .device_trace import check_trace_path, record_trace
+from .memory import check_memory
 from .plan import TUNED_FAMILIES
 from .report import RunReport
-from .tensors import rank_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -56,25 +55,6 @@ class RunOptions:
             raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
         if self.trace:
             check_trace_path(self.trace)
-
-
-def free_memory(device: Device | None) -> int:
-    """Bytes that can be allocated now: the GPU's, or the host's."""
-    if device is None:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    import torch
-
-    return torch.cuda.mem_get_info(device.index)[0]
-
-
-def _check_memory(card: ModelCard, ranks_here: int, device: Device | None, tp: int) -> None:
-    # twins widen a matrix to FP32 while they use it, graphs hold a pool of their own: hence the factor
-    need, free = int(1.5 * ranks_here * rank_bytes(card, tp)), free_memory(device)
-    if need > free:
-        where = device.name if device else "this machine"
-        raise InputError(
-            f"{card.name} at TP {tp} needs {need / 1e9:.1f} GB, {where} has {free / 1e9:.1f} GB free; --model small runs anywhere"
-        )
 
 
 def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
@@ -133,7 +113,7 @@ def run(
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
     wanted = _wanted(card, options, bundle, device)
     choices = _usable(wanted, options, device)
-    _check_memory(card, options.tp if device is None else 1, device, options.tp)
+    check_memory(card, options.tp, device)
     say = progress or (lambda _what, _done, _of: None)
     decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say)
     return RunReport(

@@ -18,6 +18,8 @@ from ..kernels.weight_shapes import Weight
 Kind = Literal["model", "float32", "uint8"]
 E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
 """Root mean square of a uniformly drawn E2M1 value."""
+EXPERT_ROWS = 8
+"""Rows whose experts the ``auto`` operators dequantise at a time: bounds their scratch memory, not the result."""
 
 
 @dataclass(frozen=True)

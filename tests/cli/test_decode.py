@@ -86,3 +86,12 @@ def test_wrong_calls_end_with_one_line(
     assert len(shown.err.strip().splitlines()) == 1
     assert shown.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_trace_check_reads_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from k3lab.traces.families import read_plan
+
+    assert run(["decode", "plan", "--json"]) == 0
+    path = tmp_path / "plan.json"
+    path.write_text(capsys.readouterr().out)
+    assert read_plan(path) == json.loads(path.read_text())["families"]

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from k3lab.decode.auto import EXPERT_ROWS, AutoOperators
+from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.packing import pack
 from k3lab.decode.random_weights import random_tensors
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.step import step
+from k3lab.decode.tensors import EXPERT_ROWS
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import ModelCard
 from k3lab.kernels.collectives import Collectives, SingleRank, StandIn, run_virtual_ranks

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from k3lab.decode import greedy
-from k3lab.decode import run as run_module
+from k3lab.decode import greedy, memory
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.device_trace import record_trace
 from k3lab.decode.greedy import decode_eager, next_tokens
+from k3lab.decode.memory import memory_needed
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.random_weights import random_weights
 from k3lab.decode.report import median
 from k3lab.decode.run import RunOptions, run
 from k3lab.decode.step import step
+from k3lab.decode.tensors import rank_bytes
 from k3lab.kernels import K3, InputError, ModelCard
 from k3lab.kernels.bundle.reader import Bundle
 from k3lab.kernels.collectives import SingleRank, StandIn
@@ -168,11 +169,14 @@ def test_traces_need_a_gpu_and_a_file(tiny: ModelCard, tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused(tiny: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "free_memory", lambda _device: 10**10)
+    monkeypatch.setattr(memory, "free_memory", lambda _device: 10**10)
     with pytest.raises(InputError, match=r"kimi-k3 at TP 1 needs \d+\.\d GB, this machine has 10\.0 GB free"):
         run(K3, RunOptions())
     with pytest.raises(InputError, match="kimi-k3 at TP 16 needs"):  # all ranks of a group are here
         run(K3, RunOptions(tp=16))
+    # one rank of the published model fits on one large GPU, the whole model nowhere
+    assert rank_bytes(K3, 16) < memory_needed(K3, 16, on_gpu=True) < 120e9
+    assert memory_needed(K3, 16, on_gpu=False) > 2 * rank_bytes(K3, 1)
 
 
 def test_auto_takes_no_bundle(tiny: ModelCard, write_bundle: Callable[..., Path]) -> None:

@@ -1,0 +1,38 @@
+"""Whether a run fits here, asked before anything is made."""
+
+from __future__ import annotations
+
+import os
+
+from ..kernels import InputError, ModelCard
+from ..kernels.device import Device
+from .tensors import EXPERT_ROWS, rank_bytes
+
+
+def free_memory(device: Device | None) -> int:
+    """Bytes that can be allocated now: the GPU's, or the host's."""
+    if device is None:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import torch
+
+    return torch.cuda.mem_get_info(device.index)[0]
+
+
+def memory_needed(card: ModelCard, tp: int, *, on_gpu: bool) -> int:
+    """Bytes a run takes: one rank's weights and scratch on a GPU; all ranks, and the whole they are cut from, on a CPU."""
+    if not on_gpu:
+        return int(2.5 * rank_bytes(card, 1))
+    # auto dequantises the chosen experts of a few rows at a time: packed, widened index and value of every weight
+    chosen = EXPERT_ROWS * card.num_experts_per_token
+    scratch = 8 * chosen * 3 * card.moe_intermediate_size // tp * card.routed_expert_hidden_size
+    return int(1.05 * rank_bytes(card, tp)) + scratch
+
+
+def check_memory(card: ModelCard, tp: int, device: Device | None) -> None:
+    """Raise InputError unless a run of the model fits on the GPU, or on this machine without one."""
+    need, free = memory_needed(card, tp, on_gpu=device is not None), free_memory(device)
+    if need > free:
+        where = device.name if device else "this machine"
+        raise InputError(
+            f"{card.name} at TP {tp} needs {need / 1e9:.1f} GB, {where} has {free / 1e9:.1f} GB free; --model small runs anywhere"
+        )
