@@ -394,3 +394,32 @@ def test_a_number_in_a_readme_table_names_its_result() -> None:
             files = [ROOT / name for name in re.findall(r"\((results/[^)\s]+)\)", line)]
             assert files, f"no result file behind: {line}"
             assert all(path.is_file() for path in files), line
+
+
+def test_every_recorded_result_says_what_it_rests_on() -> None:
+    """A result file has an evidence word; a measured one also GPU, driver, versions and commit."""
+    from k3lab.cli.recorded import load_result, result_files
+
+    for path in result_files(ROOT / "results"):
+        data = load_result(path)
+        assert data is not None, f"{relative(path)} is not a JSON object"
+        assert data.get("evidence") in ("measured", "predicted", "compiled"), relative(path)
+        if data["evidence"] == "measured":
+            environment = data.get("environment") or {}
+            assert {"gpu", "packages", "commit"} <= set(environment), relative(path)
+            assert {"name", "driver"} <= set(environment["gpu"]), relative(path)
+
+
+def test_user_data_is_never_kept_in_a_cache() -> None:
+    """Caches may be deleted: studies, results and bundles lie elsewhere."""
+    from k3lab.kernels import K3, family
+    from k3lab.kernels.gpu_cards import gpu_card
+    from k3lab.tuning.identity import default_path
+
+    owner = family("attention_projection")
+    path = default_path(owner, owner.engine("triton"), owner.problem(K3, tp=16, rows=8), gpu_card("GB300"), "predicted")
+    assert path.parts[0] == "studies"
+    users = {
+        relative(path) for path in sources() if re.search(r"compiled_cache|cache_root|cache_dir", path.read_text())
+    }
+    assert users <= {"kernels/env.py", "kernels/paths.py", "tuning/compiling.py", "cli/doctor.py"}
