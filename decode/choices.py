@@ -90,7 +90,7 @@ def model_families(card: ModelCard) -> tuple[tuple[str, str | None], ...]:
 
 
 def _choose(
-    card: ModelCard, tp: int, rows: int, gpu: str, bundle: Finder | None, name: str, kind: str | None
+    card: ModelCard, tp: int, rows: int, gpu: str, bundle: Finder | None, objective: str, name: str, kind: str | None
 ) -> Choice:
     from ..kernels.bundle.reader import Miss, tune_command
 
@@ -100,7 +100,7 @@ def _choose(
             name, kind, "no engine yet: the family has only its twin", f"write an engine in kernels/{name}/"
         )
     problem = found.problem(card, tp=tp, rows=rows, kind=kind)
-    cure = tune_command(name, problem, gpu, "predicted")
+    cure = tune_command(name, problem, gpu, objective)
     if bundle is None:
         return Fallback(name, kind, "no bundle given", f"{cure}, then --bundle with what it wrote")
     entry = bundle.find(name, problem, gpu)
@@ -116,7 +116,14 @@ def _choose(
 
 
 def choose(
-    card: ModelCard, *, tp: int, rows: int, gpu: str, bundle: Finder | None = None, only: Iterable[str] | None = None
+    card: ModelCard,
+    *,
+    tp: int,
+    rows: int,
+    gpu: str,
+    bundle: Finder | None = None,
+    only: Iterable[str] | None = None,
+    objective: str = "predicted",
 ) -> tuple[Choice, ...]:
     """What every family of the model runs on the specialised path.
 
@@ -127,6 +134,7 @@ def choose(
         gpu: name of a GPU card.
         bundle: a loaded bundle, or None.
         only: families the caller can launch a tuned kernel of (default: all).
+        objective: of the tuning command a fallback names: ``measured`` where that GPU is here.
 
     Raises:
         InputError: TP does not divide, rows outside 1..64, no such GPU.
@@ -137,7 +145,7 @@ def choose(
     able = set(FAMILIES if only is None else only)
     choices: list[Choice] = []
     for name, kind in model_families(card):
-        choice = _choose(card, tp, rows, gpu, bundle, name, kind)
+        choice = _choose(card, tp, rows, gpu, bundle, objective, name, kind)
         if isinstance(choice, Tuned) and name not in able:
             choice = Fallback(
                 name,

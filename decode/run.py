@@ -64,7 +64,15 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
             raise InputError("backend auto uses no bundle; --backend latency_specialized does")
         return ()
     known = device.card.name if device and device.card else options.gpu
-    return choose(card, tp=options.tp, rows=options.rows, gpu=known, bundle=bundle, only=TUNED_FAMILIES)
+    return choose(
+        card,
+        tp=options.tp,
+        rows=options.rows,
+        gpu=known,
+        bundle=bundle,
+        only=TUNED_FAMILIES,
+        objective="measured" if device else "predicted",
+    )
 
 
 def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | None) -> tuple[Choice, ...]:

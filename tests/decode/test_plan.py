@@ -137,6 +137,13 @@ def test_an_entry_of_another_gpu_is_only_compiled(write_bundle: Callable[..., Pa
     assert {one.evidence for one in here if isinstance(one, Tuned)} == {"compiled"}
 
 
+def test_the_cure_tunes_as_this_machine_can() -> None:
+    for objective in ("predicted", "measured"):
+        first = choose(K3, tp=16, rows=8, gpu="H200", objective=objective)[0]
+        assert isinstance(first, Fallback)
+        assert f"--gpu h200 --objective {objective}" in first.cure
+
+
 def test_tuned_families_fall_back_where_nothing_can_be_launched(write_bundle: Callable[..., Path]) -> None:
     bundle = Bundle.load(write_bundle(K3), accept_predicted=True)
     choices = choose(K3, tp=16, rows=8, gpu="GB300", bundle=bundle)
