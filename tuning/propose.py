@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,10 +75,10 @@ class Tpe:
         before = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
-            study = optuna.create_study(
-                direction="minimize",
-                sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP // 2),
-            )
+            with warnings.catch_warnings():  # older Optunas call multivariate experimental
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=STARTUP // 2)
+            study = optuna.create_study(direction="minimize", sampler=sampler)
         finally:
             optuna.logging.set_verbosity(before)
         for trial in trials:

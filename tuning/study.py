@@ -203,9 +203,7 @@ class TuningStudy:
             if trial.outcome is None:
                 study_id = self._storage.get_study_id_from_name(self._study.study_name)
                 trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-                told = (("status", str(outcome.status)), ("reason", outcome.reason), (OUTCOME, outcome.to_json()))
-                for key, value in told:
-                    self._storage.set_trial_user_attr(trial_id, key, value)
+                self._storage.set_trial_user_attr(trial_id, OUTCOME, outcome.to_json())
             if outcome.status is Status.OK:
                 self._study.tell(trial.number, outcome.value)
             else:

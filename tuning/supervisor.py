@@ -121,7 +121,9 @@ class Supervisor:
 
     def _spawn(self) -> None:
         self._kill()
-        environment = dict(os.environ)
+        # modules are found as they are here: a family of a package that is only on this process's path, too
+        paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
+        environment = {**os.environ, "PYTHONPATH": paths}
         if not self.gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _kill
@@ -137,9 +139,8 @@ class Supervisor:
         )
         self.started += 1
         self._used = False
-        paths = [os.path.abspath(path) for path in sys.path]
         try:
-            self._send({"parent": os.getpid(), "sys_path": paths, "evaluator": self.evaluator})
+            self._send({"parent": os.getpid(), "evaluator": self.evaluator})
             self._read(self.limits.start_s)
         except _Late:
             self._kill()

@@ -86,7 +86,6 @@ def main() -> None:
     faulthandler.enable()
     hello = json.loads(jobs.readline())
     _die_with(hello["parent"])
-    sys.path.extend(path for path in hello["sys_path"] if path not in sys.path)
 
     def send(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
