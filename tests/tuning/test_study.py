@@ -131,7 +131,7 @@ def test_a_damaged_study_is_one_line_or_readable(tmp_path: Path) -> None:
     whole = path.read_bytes()
     rng = random.Random(3)
     said = []
-    for _ in range(100):
+    for _ in range(50):
         changed = bytearray(whole)
         for _ in range(rng.choice([1, 20])):
             changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
@@ -141,7 +141,7 @@ def test_a_damaged_study_is_one_line_or_readable(tmp_path: Path) -> None:
                 study.trials()
         except InputError as error:
             said.append(str(error))
-    assert len(said) > 15
+    assert len(said) > 8
     assert all(str(path) in line and "\n" not in line for line in said)
     path.write_bytes(whole)
     with TuningStudy.for_reading(path) as study:
