@@ -323,3 +323,24 @@ def test_a_device_with_a_trifle_of_kernels_is_left_out_and_said(tmp_path, make):
     assert (report.verdict, len(report.devices)) == ("pass", 1)
     assert any(note.startswith("1 kernels on devices") for note in report.notes)
     assert any("steps of 500 ns" in note for note in report.notes)
+
+
+def test_a_graph_launched_inside_a_layer_range_is_not_that_layer(tmp_path, make):
+    events = make.pdl_events(slow=None)
+    launches = [event for event in events if event["name"] == "cudaGraphLaunch"]
+    events += [
+        make.host("user_annotation", f"layer_{index}", event["ts"] - 5, 40) for index, event in enumerate(launches)
+    ]
+    device = inspect_trace(make.torch(tmp_path / "t.json", events)).devices[0].layers
+    assert device.method == "recurring kernel sequence"
+    assert len(device.layers) == 4
+
+
+def test_kernels_of_one_name_are_told_apart_by_their_grid(tmp_path, make):
+    events = [make.host("cuda_runtime", "cudaGraphLaunch", 10.25, 5, 1)]
+    for layer in range(6):
+        for index in range(8):
+            at = 100 + (8 * layer + index) * 6
+            events.append(make.kernel("gemm", at, 5, node=8 * layer + index + 1, grid=(10 + index, 1, 1)))
+    device = inspect_trace(make.torch(tmp_path / "t.json", events)).devices[0].layers
+    assert [len(layer.kernels) for layer in device.layers] == [8] * 6

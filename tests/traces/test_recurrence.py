@@ -103,3 +103,11 @@ def test_any_clean_recurrence_is_found_exactly(kernels, layers, before, after):
         assert found.layers == tuple((before + kernels * i, before + kernels * (i + 1)) for i in range(layers))
     else:
         assert kernels * layers < 0.7 * len(tokens)
+
+
+def test_two_unlike_halves_are_one_layer():
+    """Norms, casts and all-reduces occur in both halves; that alone does not make a half a layer."""
+    attention = ["norm", "cast", "qkv", "rope", "attn", "cast_o", "o", "all_reduce", "add"]
+    mlp = ["norm", "cast", "gate_up", "act", "down", "all_reduce", "add"]
+    split = find_layers(["embed", *(attention + mlp) * 12, "head"])
+    assert sizes(split) == [16] * 12
