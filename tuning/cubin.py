@@ -43,34 +43,41 @@ class KernelResources:
         return asdict(self)
 
 
-def tool(name: str) -> str:
-    """Path of ``cuobjdump`` or ``nvdisasm``: K3LAB_CUDA_BIN, Triton's wheel, then PATH.
+def tools(name: str) -> list[str]:
+    """Every ``cuobjdump`` or ``nvdisasm`` there is: K3LAB_CUDA_BIN, Triton's wheel, PATH, the toolkit's usual place.
 
     Raises:
-        InputError: none of them has it.
+        InputError: there is none.
     """
-    folders = [env.toolkit_dir()] if env.toolkit_dir() else []
-    try:
-        import importlib.util
+    import importlib.util
 
-        found = importlib.util.find_spec("triton")
-        if found and found.origin:
-            folders.append(Path(found.origin).parent / "backends" / "nvidia" / "bin")
-    except ImportError:
-        pass
-    for folder in folders:
-        if folder and (folder / name).is_file():
-            return str(folder / name)
-    if on_path := shutil.which(name):
-        return on_path
-    raise InputError(f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it")
+    folders = [folder for folder in (env.toolkit_dir(),) if folder]
+    found = importlib.util.find_spec("triton")
+    if found and found.origin:
+        folders.append(Path(found.origin).parent / "backends" / "nvidia" / "bin")
+    paths = [str(folder / name) for folder in folders if (folder / name).is_file()]
+    for other in (shutil.which(name), f"/usr/local/cuda/bin/{name}"):
+        if other and Path(other).is_file():
+            paths.append(other)
+    if not paths:
+        raise InputError(f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it")
+    return list(dict.fromkeys(paths))
 
 
 def _run(name: str, *args: str) -> str:
-    done = subprocess.run([tool(name), *args], capture_output=True, text=True, timeout=TOOL_LIMIT_S)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
-    return done.stdout
+    """Output of the first tool that can read the file: an older one may not know a newer architecture.
+
+    Raises:
+        InputError: none of them can.
+    """
+    complaint = ""
+    for path in tools(name):
+        done = subprocess.run([path, *args], capture_output=True, text=True, timeout=TOOL_LIMIT_S)
+        if done.returncode == 0:
+            return done.stdout
+        lines = done.stderr.strip().splitlines()
+        complaint = f"{path}: {lines[-1] if lines else f'exit {done.returncode}'}"
+    raise InputError(f"no {name} here can read the kernel ({complaint}); set K3LAB_CUDA_BIN to the folder of a newer one")
 
 
 _MNEMONIC = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)", re.MULTILINE)

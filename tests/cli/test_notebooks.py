@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 REDUCED = {"01_attention_projection.ipynb": {"ROWS": 2, "TRIALS": 3}}
@@ -22,7 +23,7 @@ def test_notebook_runs(name: str, tmp_path: Path) -> None:
     place = next(i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", []))
     changed = "\n".join(f"{key} = {value!r}" for key, value in REDUCED[name].items())
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(changed))
-    NotebookClient(
+    nbclient.NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     text = str([cell.get("outputs") for cell in notebook.cells])

@@ -63,3 +63,18 @@ def test_the_same_source_gives_the_same_bytes():
 def test_a_refused_problem_is_not_compiled():
     with pytest.raises(InputError, match="at most 8"):
         compile_config(ENGINE, dataclasses.replace(PROBLEM, rows=16), CONFIG, "sm_103a")
+
+
+def test_a_disassembler_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+    from k3lab.tuning.cubin import kernel_resources
+
+    (launch,) = compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a").launches
+    for name in ("cuobjdump", "nvdisasm"):
+        old = tmp_path / name
+        old.write_text("#!/bin/sh\necho \"fatal: Cannot decode architecture 'SM103a'\" >&2\nexit 1\n")
+        old.chmod(0o755)
+    monkeypatch.setenv("K3LAB_CUDA_BIN", str(tmp_path))
+    assert kernel_resources(launch).registers > 0
+    monkeypatch.setattr("k3lab.tuning.cubin.tools", lambda name: [str(tmp_path / name)])
+    with pytest.raises(InputError, match="Cannot decode architecture 'SM103a'"):
+        kernel_resources(launch)
