@@ -386,6 +386,26 @@ def test_the_commands_a_page_shows_exist(page: str) -> None:
     assert shown >= 3
 
 
+def test_the_readme_tells_families_engines_and_evidence_as_they_are() -> None:
+    from k3lab.cli.recorded import evidence_of
+
+    rows = {
+        line.split("`")[1]: line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if re.match(r"\| `[a-z_]+` \|", line)
+    }
+    ours = [owner for owner in registry() if (ROOT / "kernels" / owner.name).is_dir()]
+    assert set(rows) == {owner.name for owner in ours}
+    for owner in ours:
+        engines = set(re.findall(r"`([a-z_0-9]+)`", rows[owner.name])) - {owner.name}
+        assert engines == {engine.name for engine in owner.engines}, rows[owner.name]
+        measured = sorted(
+            {entry["gpu"] for entry in evidence_of(owner.name, ROOT / "results") if entry["evidence"] == "measured"}
+        )
+        told = sorted(re.findall(r"measured on (\w+)", rows[owner.name]))
+        assert told == measured, f"{owner.name}: measured on {measured} by results/, the README says {told}"
+
+
 def test_a_number_in_a_readme_table_names_its_result() -> None:
     """A time, bandwidth or share in a table row stands beside a link to the result file it comes from."""
     unit = re.compile(r"\d ?(us|µs|ms|TB/s|GB/s|tok/s|%)(\W|$)")
