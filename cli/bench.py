@@ -59,7 +59,12 @@ def check(
         results.append({"engine": candidate.name, "verdict": verdict, "config": dict(chosen), **outcome.to_json()})
     passed = [r for r in results if r["verdict"] == "pass"]
     failed = [r for r in results if r["verdict"] == "fail"]
-    data = {"family": owner.name, "problem": problem.to_json(), "gpu": device.name if device else None, "results": results}
+    data = {
+        "family": owner.name,
+        "problem": problem.to_json(),
+        "gpu": device.name if device else None,
+        "results": results,
+    }
 
     def render(console: Console, data: dict[str, Any]) -> None:
         where = data["gpu"] or "no GPU here"
@@ -68,7 +73,8 @@ def check(
             errors = ", ".join(f"{output} {value:.2e}" for output, value in result.get("errors", {}).items())
             console.print(
                 f"  {result['engine']:<14} {result['verdict']:<8} {result.get('how', '')}"
-                f"{'  relative error ' + errors if errors else ''}", markup=False,
+                f"{'  relative error ' + errors if errors else ''}",
+                markup=False,
             )
             if result.get("reason"):
                 console.print(f"      {result['reason']}", markup=False)
@@ -104,16 +110,23 @@ def time(
     }  # fmt: skip
 
     def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False)
+        console.print(
+            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False
+        )
         console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
-        console.print(f"  cold         {timing.cold_us:8.2f} us   spread {timing.spread:.1%}, {timing.cold.copies} copies of the weights")
+        console.print(
+            f"  cold         {timing.cold_us:8.2f} us   spread {timing.spread:.1%}, {timing.cold.copies} copies of the weights"
+        )
         console.print(f"  hot          {timing.hot_us:8.2f} us   one copy, as far as the L2 holds it")
         console.print(f"  floor        {timing.floor_us:8.2f} us   at {timing.read_ceiling / 1e12:.2f} TB/s read here")
         console.print(f"  of ceiling   {timing.percent_of_ceiling:8.1f} %")
         if timing.alternative_us:
             console.print(f"  PyTorch      {timing.alternative_us:8.2f} us   the same work by its operators, cold")
         clocks = timing.cold.clocks_after
-        console.print(f"  clocks       {clocks.get('sm_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} C, throttle: {clocks.get('throttle') or 'none'}", markup=False)
+        console.print(
+            f"  clocks       {clocks.get('sm_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} C, throttle: {clocks.get('throttle') or 'none'}",
+            markup=False,
+        )
         for note in timing.notes:
             console.print(f"  note: {note}", markup=False)
         if wrong:
@@ -144,12 +157,20 @@ def compile_(
     }  # fmt: skip
 
     def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} for {arch}, compiled", markup=False)
+        console.print(
+            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} for {arch}, compiled", markup=False
+        )
         for kernel in found:
             console.print(f"  {kernel.kernel}", markup=False)
-            console.print(f"    registers      {kernel.registers} a thread, {kernel.threads} threads, {kernel.blocks} blocks")
-            console.print(f"    shared memory  {kernel.dynamic_shared_bytes} bytes at launch, {kernel.static_shared_bytes} in the cubin")
-            console.print(f"    spills         {kernel.spill_instructions} local-memory instructions, stack {kernel.stack_bytes} bytes")
+            console.print(
+                f"    registers      {kernel.registers} a thread, {kernel.threads} threads, {kernel.blocks} blocks"
+            )
+            console.print(
+                f"    shared memory  {kernel.dynamic_shared_bytes} bytes at launch, {kernel.static_shared_bytes} in the cubin"
+            )
+            console.print(
+                f"    spills         {kernel.spill_instructions} local-memory instructions, stack {kernel.stack_bytes} bytes"
+            )
             mix = ", ".join(f"{name} {count}" for name, count in list(kernel.instructions.items())[:10])
             console.print(f"    instructions   {mix}, ...", markup=False)
         console.print(f"  summation order: {data['summation_order']}", markup=False)
@@ -178,9 +199,13 @@ def predict(
     }  # fmt: skip
 
     def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {card.name}, predicted", markup=False)
+        console.print(
+            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {card.name}, predicted", markup=False
+        )
         console.print(f"  time   {prediction.microseconds:8.2f} us   model error: {prediction.error}", markup=False)
-        console.print(f"  floor  {floor:8.2f} us   bytes over the {card.read_bandwidth_source} bandwidth of {card.read_bandwidth / 1e12:.2f} TB/s")
+        console.print(
+            f"  floor  {floor:8.2f} us   bytes over the {card.read_bandwidth_source} bandwidth of {card.read_bandwidth / 1e12:.2f} TB/s"
+        )
         for term, value in prediction.terms.items():
             console.print(f"    {term:<12} {value:8.2f} us")
         if prediction.uncalibrated:

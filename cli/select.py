@@ -17,7 +17,10 @@ Rows = Annotated[int, typer.Option("--rows", help="Token rows in the step, 1 to 
 Kind = Annotated[str | None, typer.Option("--kind", help="Layer kind or variant, where the family has some.")]
 EngineName = Annotated[str | None, typer.Option("--engine", help="Engine; see 'k3lab kernels'.")]
 ConfigText = Annotated[
-    str | None, typer.Option("--config", help="Values that differ from the default config: name=value,name=value or a JSON object.")
+    str | None,
+    typer.Option(
+        "--config", help="Values that differ from the default config: name=value,name=value or a JSON object."
+    ),
 ]
 Model = Annotated[str, typer.Option("--model", help="'k3', 'small', or a config.json in the published form.")]
 
@@ -120,4 +123,6 @@ def card_of_arch(arch: str) -> GpuCard:
     for card in GPU_CARDS.values():
         if card.arch == arch:
             return card
-    raise InputError(f"unknown architecture {arch!r}; architectures: {', '.join(sorted({c.arch for c in GPU_CARDS.values()}))}")
+    raise InputError(
+        f"unknown architecture {arch!r}; architectures: {', '.join(sorted({c.arch for c in GPU_CARDS.values()}))}"
+    )

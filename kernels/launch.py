@@ -123,7 +123,9 @@ class Runner:
                     raise ValueError(f"{loaded.launch.kernel}: tensor {arg.name!r} is missing")
                 tensor = held[arg.name]
                 if not tensor.is_cuda or not tensor.is_contiguous() or tensor.data_ptr() % 16:
-                    raise ValueError(f"{loaded.launch.kernel}: {arg.name!r} must be a contiguous, 16-byte aligned CUDA tensor")
+                    raise ValueError(
+                        f"{loaded.launch.kernel}: {arg.name!r} must be a contiguous, 16-byte aligned CUDA tensor"
+                    )
                 values.append(ctypes.c_uint64(tensor.data_ptr()))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         return loaded.config(), loaded.function, ctypes.addressof(pointers), (values, pointers)

@@ -76,7 +76,9 @@ class ModelCard:
             raise InputError(f"model card {self.name!r}: more experts per token than experts")
         outside = [layer for layer in self.mla_layers if not 0 <= layer < self.num_hidden_layers]
         if outside:
-            raise InputError(f"model card {self.name!r}: MLA layers {outside} lie outside 0..{self.num_hidden_layers - 1}")
+            raise InputError(
+                f"model card {self.name!r}: MLA layers {outside} lie outside 0..{self.num_hidden_layers - 1}"
+            )
 
     # -- derived dimensions -------------------------------------------------------------------
     @cached_property
@@ -133,7 +135,9 @@ class ModelCard:
         bad = [f"{name} {size}" for name, size in sharded.items() if tp < 1 or size % tp]
         if bad:
             legal = [t for t in (1, 2, 4, 8, 16, 32) if all(size % t == 0 for size in sharded.values())]
-            raise InputError(f"TP {tp} does not divide {bad[0]} of {self.name}; TP sizes that do: {', '.join(map(str, legal))}")
+            raise InputError(
+                f"TP {tp} does not divide {bad[0]} of {self.name}; TP sizes that do: {', '.join(map(str, legal))}"
+            )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "config") -> ModelCard:
@@ -149,11 +153,15 @@ class ModelCard:
                 raise InputError(f"{name}: key {key!r} is missing; a Kimi K3 config.json has it under text_config")
             value = source[key]
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise InputError(f"{name}: key {key!r} is {value!r}, which is not the type a Kimi K3 config.json has there")
+                raise InputError(
+                    f"{name}: key {key!r} is {value!r}, which is not the type a Kimi K3 config.json has there"
+                )
             return value
 
         if text.get("model_type") != "kimi_linear":
-            raise InputError(f"{name}: model_type is {text.get('model_type')!r}, a Kimi K3 text config says 'kimi_linear'")
+            raise InputError(
+                f"{name}: model_type is {text.get('model_type')!r}, a Kimi K3 text config says 'kimi_linear'"
+            )
         linear = get("linear_attn_config", Mapping)
         layers = get("num_hidden_layers", int)
         mla = tuple(sorted(layer - 1 for layer in get("full_attn_layers", list, linear)))

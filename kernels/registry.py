@@ -27,7 +27,9 @@ def _locations() -> dict[str, str]:
     found = dict(FAMILIES)
     for point in entry_points(group="k3lab.families"):
         if point.name in FAMILIES:
-            raise InputError(f"package entry point {point.value!r} claims the family name {point.name!r}, which k3lab has itself")
+            raise InputError(
+                f"package entry point {point.value!r} claims the family name {point.name!r}, which k3lab has itself"
+            )
         found[point.name] = point.value
     return found
 

@@ -55,7 +55,9 @@ def compile_triton(kernel: TritonKernel, grid: tuple[int, int, int], arch: str) 
     order = list(kernel.function.arg_names)
     if set(order) != set(signature):
         raise ValueError(f"{kernel.function.__name__}: parameters {order} against {sorted(signature)}")
-    aligned = {(order.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")}
+    aligned = {
+        (order.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items() if kind.startswith("*")
+    }
     source = ASTSource(
         kernel.function,
         {name: signature[name] for name in order},

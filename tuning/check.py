@@ -56,7 +56,11 @@ def check(
 
         return check_interpreted(family, engine, problem, config, seed)
     compile_config(engine, problem, config, engine.archs[0])
-    return CheckResult(False, "compiled", f"compiled for {engine.archs[0]} only: {engine.compiler} kernels run on a GPU, and none is here")
+    return CheckResult(
+        False,
+        "compiled",
+        f"compiled for {engine.archs[0]} only: {engine.compiler} kernels run on a GPU, and none is here",
+    )
 
 
 def _rows_of(family: Family, problem: Problem, tensors: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:

@@ -91,6 +91,8 @@ def _span(mask: torch.Tensor) -> str:
     def text(name: str, index: torch.Tensor, size: int) -> str:
         if len(index) == size:
             return f"all {name}"
-        return f"{name} {int(index[0])}..{int(index[-1])}" + ("" if len(index) == int(index[-1] - index[0]) + 1 else " (some)")
+        return f"{name} {int(index[0])}..{int(index[-1])}" + (
+            "" if len(index) == int(index[-1] - index[0]) + 1 else " (some)"
+        )
 
     return f" ({text('rows', rows, mask.shape[0])}, {text('columns', columns, mask.shape[1])})"

@@ -60,7 +60,9 @@ def tools(name: str) -> list[str]:
         if other and Path(other).is_file():
             paths.append(other)
     if not paths:
-        raise InputError(f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it")
+        raise InputError(
+            f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it"
+        )
     return list(dict.fromkeys(paths))
 
 
@@ -77,10 +79,14 @@ def _run(name: str, *args: str) -> str:
             return done.stdout
         lines = done.stderr.strip().splitlines()
         complaint = f"{path}: {lines[-1] if lines else f'exit {done.returncode}'}"
-    raise InputError(f"no {name} here can read the kernel ({complaint}); set K3LAB_CUDA_BIN to the folder of a newer one")
+    raise InputError(
+        f"no {name} here can read the kernel ({complaint}); set K3LAB_CUDA_BIN to the folder of a newer one"
+    )
 
 
-_MNEMONIC = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)", re.MULTILINE)
+_MNEMONIC = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.[A-Za-z0-9_]+)*)", re.MULTILINE
+)
 
 
 def sass(cubin: bytes) -> str:

@@ -39,7 +39,9 @@ def check_interpreted(
         return CheckResult(False, "interpreter", f"the interpreter did not finish within {limit_s:.0f} s")
     if done.returncode:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        return CheckResult(False, "interpreter", lines[-1] if lines else f"the interpreter exited with {done.returncode}")
+        return CheckResult(
+            False, "interpreter", lines[-1] if lines else f"the interpreter exited with {done.returncode}"
+        )
     return CheckResult(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -92,7 +92,9 @@ def check_database(path: Path) -> None:
             tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a message about damaged text may not be text itself
-        raise InputError(f"study {path} is damaged ({one_line(error)}): restore a copy, or name another file") from error
+        raise InputError(
+            f"study {path} is damaged ({one_line(error)}): restore a copy, or name another file"
+        ) from error
     if verdict != "ok":
         raise InputError(f"study {path} is damaged ({one_line(verdict)}): restore a copy, or name another file")
     if not {"studies", "trials"} <= tables:

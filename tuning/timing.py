@@ -109,7 +109,9 @@ def time_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Ser
             graph.replay()
         torch.cuda.synchronize()
     before = clocks.read_clocks()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(policy.samples)]
+    events = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(policy.samples)
+    ]
     for start, end in events:
         start.record()
         graph.replay()
@@ -182,7 +184,9 @@ def time_compiled(
     del calls, copies
     torch.cuda.empty_cache()
     if cold.median_us < floor_us * (1 - policy.below_floor):
-        raise BrokenMeasurement(f"{cold.median_us:.2f} us lies below the byte floor of {floor_us:.2f} us: the weights were not cold")
+        raise BrokenMeasurement(
+            f"{cold.median_us:.2f} us lies below the byte floor of {floor_us:.2f} us: the weights were not cold"
+        )
     percent = 100 * floor_us / cold.median_us
     return Timing(
         cold.median_us, hot.median_us, cold.spread, stable, floor_us, percent, ceiling, cold, hot, policy, beside, notes

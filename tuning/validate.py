@@ -50,7 +50,9 @@ def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
     """(predicted, measured) microseconds of every config that was measured, predicted from its recorded resources."""
     identity = recording["identity"]
     if identity["objective"] != "measured":
-        raise InputError(f"a recording of {identity['objective']} values cannot judge the cost model; it takes measured ones")
+        raise InputError(
+            f"a recording of {identity['objective']} values cannot judge the cost model; it takes measured ones"
+        )
     owner = family(identity["family"])
     engine, problem = owner.engine(identity["engine"]), owner.problem_from_json(identity["problem"])
     gpu = gpu_card(identity["gpu"])
@@ -78,7 +80,9 @@ def validate(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if identity["family"] == "attention_projection" and label in FITTED_ON:
             continue
         key = f"{identity['family']}/{identity['engine']}/{gpu_card(identity['gpu']).name}"
-        group = groups.setdefault(key, {"gpu": gpu_card(identity["gpu"]).name, "errors": [], "rank": [], "regret": [], "on": []})
+        group = groups.setdefault(
+            key, {"gpu": gpu_card(identity["gpu"]).name, "errors": [], "rank": [], "regret": [], "on": []}
+        )
         both = pairs(recording)
         if len(both) < 5:
             continue

@@ -24,7 +24,9 @@ def k3_attention_projection_cute_plain(
     hidden = cute.size(w, mode=[1])
     warps = THREADS // 32
     sums = SmemAllocator().allocate_tensor(
-        Float32, cute.make_layout((warps, ROWS * OUTPUTS_A_BLOCK), stride=(ROWS * OUTPUTS_A_BLOCK, 1)), byte_alignment=16
+        Float32,
+        cute.make_layout((warps, ROWS * OUTPUTS_A_BLOCK), stride=(ROWS * OUTPUTS_A_BLOCK, 1)),
+        byte_alignment=16,
     )
     wv = cute.zipped_divide(w, (1, VEC))
     xv = cute.zipped_divide(x, (1, VEC))

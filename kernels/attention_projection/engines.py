@@ -69,14 +69,27 @@ class TritonEngine(Engine):
                 Param("num_stages", (1, 2, 3, 4, 5, 6), "tiles in flight"),
             ),
             constraints=(
-                Constraint(lambda c: hidden % int(c["block_k"]) == 0, f"block_k {{block_k}} does not divide hidden {hidden}"),
-                Constraint(lambda c: splitk(c) or rows <= FMA_ROWS, f"fma keeps all rows in registers: at most {FMA_ROWS} rows"),
+                Constraint(
+                    lambda c: hidden % int(c["block_k"]) == 0, f"block_k {{block_k}} does not divide hidden {hidden}"
+                ),
+                Constraint(
+                    lambda c: splitk(c) or rows <= FMA_ROWS, f"fma keeps all rows in registers: at most {FMA_ROWS} rows"
+                ),
                 Constraint(lambda c: splitk(c) or c["split_k"] == 1, "fma does not split K"),
-                Constraint(lambda c: splitk(c) or c["num_stages"] == 1, "fma keeps loads in flight by unrolling, not by stages"),
-                Constraint(lambda c: splitk(c) or 8 <= products(c) <= 128, "fma wants 8 to 128 products a thread in registers"),
-                Constraint(lambda c: fma(c) or int(c["block_n"]) >= 16, "the MMA needs at least 16 weight rows a block"),
+                Constraint(
+                    lambda c: splitk(c) or c["num_stages"] == 1, "fma keeps loads in flight by unrolling, not by stages"
+                ),
+                Constraint(
+                    lambda c: splitk(c) or 8 <= products(c) <= 128, "fma wants 8 to 128 products a thread in registers"
+                ),
+                Constraint(
+                    lambda c: fma(c) or int(c["block_n"]) >= 16, "the MMA needs at least 16 weight rows a block"
+                ),
                 Constraint(lambda c: fma(c) or int(c["block_k"]) <= 256, "splitk takes K tiles of at most 256"),
-                Constraint(lambda c: fma(c) or int(c["num_stages"]) >= 2, "splitk overlaps loads with the MMA: at least 2 stages"),
+                Constraint(
+                    lambda c: fma(c) or int(c["num_stages"]) >= 2,
+                    "splitk overlaps loads with the MMA: at least 2 stages",
+                ),
                 Constraint(
                     lambda c: fma(c) or tile_bytes(c) <= gpu.shared_per_block,
                     f"tiles in flight exceed the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
@@ -94,7 +107,14 @@ class TritonEngine(Engine):
         """One choice for all shapes, as an author writes it first: small enough to be legal for any of them."""
         block_k = next(k for k in (128, 64) if hidden % k == 0)
         split = 2 if hidden // block_k >= 2 else 1
-        return {"schedule": "splitk", "block_n": 64, "block_k": block_k, "split_k": split, "num_warps": 4, "num_stages": 4}
+        return {
+            "schedule": "splitk",
+            "block_n": 64,
+            "block_k": block_k,
+            "split_k": split,
+            "num_warps": 4,
+            "num_stages": 4,
+        }
 
     def _kernel(self, problem: AttentionProjection, config: Config) -> tuple:
         """(function, run-time arguments, constants, grid, buffers), shared by compiler and interpreter."""
@@ -157,7 +177,9 @@ class TritonEngine(Engine):
         tensors = {"x": inputs["x"].float(), "w": inputs["w"].float(), "out": out, "rows": problem.rows}
         for buffer in buffers:
             dtype = getattr(torch, buffer.dtype)
-            tensors[buffer.name] = torch.zeros(buffer.shape, dtype=dtype) if buffer.zeroed else torch.empty(buffer.shape, dtype=dtype)
+            tensors[buffer.name] = (
+                torch.zeros(buffer.shape, dtype=dtype) if buffer.zeroed else torch.empty(buffer.shape, dtype=dtype)
+            )
         function[grid](**{name: tensors[arg.name] for name, (_, arg) in args.items()}, **constants)
         return {"out": out.to(torch.bfloat16)}
 
@@ -205,8 +227,14 @@ class CutePlainEngine(Engine):
                     lambda c: hidden % (int(c["threads"]) * int(c["vec"])) == 0,
                     f"{{threads}} threads x {{vec}} elements do not divide hidden {hidden}",
                 ),
-                Constraint(lambda c: outputs % int(c["outputs_a_block"]) == 0, f"{{outputs_a_block}} does not divide {outputs} outputs"),
-                Constraint(lambda c: rows * int(c["outputs_a_block"]) <= int(c["threads"]), "one thread stores each result of a block"),
+                Constraint(
+                    lambda c: outputs % int(c["outputs_a_block"]) == 0,
+                    f"{{outputs_a_block}} does not divide {outputs} outputs",
+                ),
+                Constraint(
+                    lambda c: rows * int(c["outputs_a_block"]) <= int(c["threads"]),
+                    "one thread stores each result of a block",
+                ),
                 Constraint(lambda c: rows * int(c["outputs_a_block"]) <= 32, "more than 32 sums a thread spill"),
             ),
             default={"threads": 32, "outputs_a_block": 1 if rows > 4 else 2, "vec": 4},
@@ -229,7 +257,16 @@ class CutePlainEngine(Engine):
 
         built = compile_cute(
             launch,
-            (matrix(rows, hidden), matrix(outputs, hidden), matrix(rows, outputs), Int32(1), rows, a_block, threads, vec),
+            (
+                matrix(rows, hidden),
+                matrix(outputs, hidden),
+                matrix(rows, outputs),
+                Int32(1),
+                rows,
+                a_block,
+                threads,
+                vec,
+            ),
             arch,
             grid=(outputs // a_block, 1, 1),
             block=(threads, 1, 1),
@@ -251,9 +288,7 @@ class CutePlainEngine(Engine):
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """See the kernel's docstring."""
-        return (
-            f"each of {config['threads']} threads its vectors of {config['vec']} ascending, lanes by butterfly, warps ascending"
-        )
+        return f"each of {config['threads']} threads its vectors of {config['vec']} ascending, lanes by butterfly, warps ascending"
 
 
 ENGINES: tuple[Engine, ...] = (TritonEngine(), CutePlainEngine())

@@ -90,7 +90,10 @@ class AttentionProjectionFamily(Family):
         def normal(*shape: int, std: float) -> torch.Tensor:
             return (torch.randn(shape, generator=generator, device=device) * std).to(dtype)
 
-        return {"x": normal(problem.rows, problem.hidden, std=1.0), "w": normal(problem.outputs, problem.hidden, std=0.02)}
+        return {
+            "x": normal(problem.rows, problem.hidden, std=1.0),
+            "w": normal(problem.outputs, problem.hidden, std=0.02),
+        }
 
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """``out``: [rows, outputs]."""

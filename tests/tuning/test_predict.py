@@ -53,7 +53,9 @@ def test_starved_configs_are_predicted_slower():
     shallow = {**base, "split_k": 1, "num_stages": 2}
 
     def time(config):
-        return predict(FAMILY, TRITON, problem, config, H200, compile_config(TRITON, problem, config, "sm_90a")).microseconds
+        return predict(
+            FAMILY, TRITON, problem, config, H200, compile_config(TRITON, problem, config, "sm_90a")
+        ).microseconds
 
     assert time(shallow) > 1.3 * time(base)
 
