@@ -159,7 +159,7 @@ class ReferenceOperators:
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
         """See :class:`Operators`."""
-        partial = routed(latent, ids, weights, mlp.experts, activations=self.activations, **self.situ)
+        partial = routed(latent, ids, weights, mlp.experts, activations=self.activations, beta=self.situ["beta"], linear_beta=self.situ["linear_beta"])
         return partial, shared(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down, **self.situ)
 
     def moe_tail(

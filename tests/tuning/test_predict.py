@@ -70,3 +70,36 @@ def test_the_error_is_stated_and_names_what_was_never_calibrated_on_the_target()
     assert 0 < relative_error("attention_projection", "triton", GB300) < 1
     assert stated_error("router", "none", GB300)[0] == "never compared with a measurement"
     assert relative_error("router", "none", GB300) == 0.25
+
+
+def test_the_stated_error_is_that_of_the_recordings():
+    import json
+    from pathlib import Path
+
+    from k3lab.tuning.model_error import DATA
+    from k3lab.tuning.record import read
+    from k3lab.tuning.validate import validate
+
+    recordings = sorted((Path(__file__).parents[2] / "results").glob("*/*.json.gz"))
+    assert recordings
+    assert json.loads(DATA.read_text()) == validate(read(path) for path in recordings)
+
+
+def test_recordings_are_of_the_kernels_as_they_are():
+    from pathlib import Path
+
+    from k3lab.tuning.record import read
+
+    for path in sorted((Path(__file__).parents[2] / "results").glob("*/*.json.gz")):
+        identity = read(path)["identity"]
+        engine = family(identity["family"]).engine(identity["engine"])
+        assert identity["source_digest"] == engine.source_digest(), f"{path.name} was recorded with another kernel: stale"
+
+
+def test_ranks_and_correlation():
+    from k3lab.tuning.validate import ranks, spearman
+
+    assert ranks([3.0, 1.0, 2.0, 2.0]) == [3.0, 0.0, 1.5, 1.5]
+    assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 1], [1, 2, 3]) == 0
