@@ -99,7 +99,7 @@ def render_choice(console: Console, choice: dict[str, Any]) -> None:
     if choice["default_us"] is None:
         console.print(f"the default config ended as {choice['default_status']}")
     else:
-        console.print(f"default {choice['default_us']:.2f} us, {choice['margin_over_default']:.1%} saved")
+        console.print(f"default {choice['default_us']:.2f} us, {choice['margin_over_default']:.1%} saved ({choice['evidence']})")
     table = Table("trial", f"us ({choice['evidence']})", "band", "config", title="finalists")
     for one in choice["finalists"]:
         mark = " (chosen)" if one["digest"] == choice["digest"] else " (default)" if one["is_default"] else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,30 @@ def budget_us(name: str, kind: str, gpu: str, tp: int) -> float | None:
     if not budget.fits_gpu(gpu) or budget.tp != tp or limit is None or limit.period_ns is None:
         return None
     return limit.period_ns / 1000
+
+
+SHOWN = 16
+"""Kernels of a layer listed in full; of a longer layer those that add most to it."""
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without return type, template arguments and parameters."""
+    name = kernel.replace("(anonymous namespace)", "anonymous")
+    while (bare := re.sub(r"<[^<>]*>", "", name)) != name:  # innermost template arguments first
+        name = bare
+    return name.split("(", 1)[0].strip().rpartition(" ")[2] or kernel
+
+
+def listed(sequence: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The kernels of a layer to show, in launch order, and what the others add together."""
+    kernels = [
+        {"place": place, "name": short_name(item["kernel"]), "family": item["family"], "us": (item["increment_ns"] or 0) / 1000}
+        for place, item in enumerate(sequence, 1)
+    ]  # fmt: skip
+    most = sorted(kernels, key=lambda kernel: -kernel["us"])
+    shown = kernels if len(kernels) <= SHOWN else sorted(most[:SHOWN], key=lambda kernel: kernel["place"])
+    rest = [kernel for kernel in kernels if kernel not in shown]
+    return {"count": len(kernels), "kernels": shown, "others": len(rest), "others_us": sum(kernel["us"] for kernel in rest)}
 
 
 def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
@@ -33,10 +59,7 @@ def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
             "verdict": group["verdict"],
             "layers": len(group["layers"]),
             "us": group["completion_period_ns"] / 1000,
-            "kernels": [
-                {"name": item["kernel"], "family": item["family"], "us": (item["increment_ns"] or 0) / 1000}
-                for item in group["sequence"]
-            ],
+            **listed(group["sequence"]),
         }
         for device in report.to_json()["devices"]
         for group in device["classes"]

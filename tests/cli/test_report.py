@@ -102,3 +102,16 @@ def test_a_winner_replaces_its_floor(study: Path) -> None:
 def test_layer_kind_is_checked() -> None:
     with pytest.raises(InputError, match="neither kda nor mla"):
         layer_data(K3, 16, 8, "dense", gpu_card("GB300"))
+
+
+def test_a_long_layer_lists_what_adds_most() -> None:
+    from k3lab.cli.verdict_data import SHOWN, listed, short_name
+
+    names = [f"void at::native::kernel_{i}<4, (anonymous namespace)::F>(int)" for i in range(SHOWN + 5)]
+    found = listed([{"kernel": name, "family": None, "increment_ns": 1000 * i} for i, name in enumerate(names)])
+    assert (found["count"], found["others"], found["others_us"]) == (SHOWN + 5, 5, 0 + 1 + 2 + 3 + 4)
+    assert [kernel["place"] for kernel in found["kernels"]] == list(range(6, SHOWN + 6))
+    assert found["kernels"][0]["name"] == "at::native::kernel_5"
+    assert short_name("k3_router_triton_topk") == "k3_router_triton_topk"
+    assert short_name("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7>(T1)") == "internal::gemvx::kernel"
+    assert listed([])["others"] == 0
