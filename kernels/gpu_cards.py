@@ -59,6 +59,7 @@ class GpuCard:
 _TUNING = "NVIDIA Blackwell Tuning Guide (compute capability 10.0)"
 _ULTRA = "NVIDIA technical blog 'Inside NVIDIA Blackwell Ultra'"
 _HOPPER = "NVIDIA Hopper Tuning Guide (compute capability 9.0)"
+_AO = "a device query quoted in pytorch/ao pull request 4002"
 _NOT_MEASURED = "not measured: no such GPU was at hand"
 _BLACKWELL_SOURCES = {
     "shared_per_sm": f"{_TUNING}: 228 KB",
@@ -142,10 +143,10 @@ B200 = GpuCard(
     sources={
         **_BLACKWELL_SOURCES,
         "arch": "compute capability 10.0",
-        "sms": "public kernels for this part pin their grids to 148 SMs; no datasheet states the number",
+        "sms": f"148: {_AO}",
         "memory_gb": "NVIDIA DGX B200 datasheet: 1,440 GB over 8 GPUs",
-        "memory_bandwidth": "NVIDIA DGX B200 datasheet: 64 TB/s over 8 GPUs, nominal",
-        "l2_bytes": f"{_TUNING}: 126 MB",
+        "memory_bandwidth": f"NVIDIA DGX B200 datasheet: 64 TB/s over 8 GPUs, nominal; bus width and clock give 7.67 TB/s ({_AO})",
+        "l2_bytes": f"{_TUNING}: 126 MB; 126.5 MB by {_AO}",
     },
 )
 H200 = GpuCard(
