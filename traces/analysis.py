@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .layers import LayerClass, StepLayers, classify, split_step
+from .families import layer_kind
+from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
 from .model import Kernel, Trace
 from .recurrence import Abstain
-from .steps import GRAPHS, NONE, Marked, Step, Steps, find_steps, mark, merged
+from .steps import GRAPHS, NONE, Marked, Step, Steps, find_steps, mark, merged, strays
 from .timing import LayerTimes, layer_times, median_ns
 
 WARM_UP = 5
@@ -52,6 +53,8 @@ class StepCounts:
     outside: int
     decode: bool
     requests: int | None
+    strays: int = 0
+    """Kernels in no step that run during the steps used."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class DeviceLayers:
     between: int
     step_ns: int | None
     abstained: Abstain | None
+    in_turn: bool = False
+    """Told apart by recurrence alone, with two forms in strict turn: layers, or halves of layers."""
 
 
 def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
@@ -90,13 +95,14 @@ def analyse(trace: Trace, kernels: Sequence[Kernel], layers: int | None = None) 
         kernels: the kernels of one device of it.
         layers: how many layers a step has, if known.
     """
-    steps = find_steps(mark(trace, kernels))
+    items = mark(trace, kernels)
+    steps = find_steps(items)
     if not steps.steps:
         abstained = Abstain("no kernel is in any step")
         return _nothing(trace, kernels, steps, abstained)
-    result = _analyse_steps(trace, kernels, steps, layers)
+    result = _analyse_steps(trace, items, steps, layers)
     if result.abstained is not None and steps.source == GRAPHS and len(steps.steps) > 1:
-        together = _analyse_steps(trace, kernels, merged(steps), layers)
+        together = _analyse_steps(trace, items, merged(steps, items), layers)
         if together.abstained is None:
             return together
     return result
@@ -139,8 +145,10 @@ def _modal(steps: Sequence[Step]) -> tuple[str, ...]:
     return max(counts, key=lambda names: (counts[names], len(names)))
 
 
-def _analyse_steps(trace: Trace, kernels: Sequence[Kernel], steps: Steps, layers: int | None) -> DeviceLayers:
+def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: int | None) -> DeviceLayers:
+    kernels = [item.kernel for item in items]
     even, counts = _chosen(steps)
+    counts = replace(counts, strays=strays(even, items, steps.steps))
     split = split_step(even[0], layers)
     if isinstance(split, Abstain):
         return _nothing(trace, kernels, steps, split, counts)
@@ -174,6 +182,18 @@ def _analyse_steps(trace: Trace, kernels: Sequence[Kernel], steps: Steps, layers
         between=split.between,
         step_ns=median_ns(_span(step) for step in even),
         abstained=None,
+        in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
+    )
+
+
+def _in_turn(sequences: Sequence[tuple[str, ...]]) -> bool:
+    """Whether two forms follow each other in strict turn (the first and the last layer may differ)."""
+    inner = sequences[1:-1]
+    return (
+        len(inner) > 1
+        and inner[0] != inner[1]
+        and all(inner[index] == inner[index % 2] for index in range(len(inner)))
+        and layer_kind(inner[0]) == layer_kind(inner[1])
     )
 
 

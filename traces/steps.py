@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -224,7 +225,33 @@ def _step(kernels: tuple[Marked, ...]) -> Step:
     return Step(kernels, said.decode if said else None, said.requests if said else None)
 
 
-def merged(steps: Steps) -> Steps:
-    """All launches taken as one step: for a capture of a single step that is made of several graphs."""
-    everything = tuple(item for step in steps.steps for item in step.kernels)
-    return replace(steps, steps=(_step(_in_launch_order(everything, False)),), source=f"all {steps.source} together")
+def merged(steps: Steps, items: Sequence[Marked]) -> Steps:
+    """All launches taken as one step: for a capture of a single step that is made of several graphs.
+
+    What was launched between them belongs to it: eager attention between piecewise graphs.
+    """
+    launched = [item for step in steps.steps for item in step.kernels]
+    everything = _between(items, launched)
+    return replace(
+        steps,
+        steps=(_step(_in_launch_order(everything, False)),),
+        source=f"all {steps.source} together",
+        outside=len(items) - len(everything),
+    )
+
+
+def strays(steps: Sequence[Step], items: Sequence[Marked], every: Sequence[Step]) -> int:
+    """Kernels in none of ``every`` step that run while one of ``steps`` does, launched from elsewhere."""
+    inside = {id(item.kernel) for step in every for item in step.kernels}
+    windows = [
+        (min(item.kernel.start for item in step.kernels), max(item.kernel.end for item in step.kernels))
+        for step in steps
+    ]
+    starts = [start for start, _ in windows]  # steps come in time order
+    count = 0
+    for item in items:
+        if id(item.kernel) in inside:
+            continue
+        index = bisect_left(starts, item.kernel.end) - 1
+        count += any(window[1] > item.kernel.start for window in windows[max(0, index - 1) : index + 1])
+    return count

@@ -16,6 +16,7 @@ from .timing import median_ns
 PASS, FAIL, INCONCLUSIVE, NOT_JUDGED = "pass", "fail", "inconclusive", "not judged"
 _RANK = {NOT_JUDGED: 0, PASS: 1, INCONCLUSIVE: 2, FAIL: 3}
 COARSE_NS = 1000
+_STRAY_SHARE = 0.01  # of the kernels in layers: one more in every layer is far above
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ def find_doubts(
         passing.append(f"{len(trace.rejected)} kernel rows have unusable times")
     if counts.uneven:
         passing.append(f"{counts.uneven} steps have other kernels than the rest (lost events, or several graphs)")
+    if counts.strays > _STRAY_SHARE * sum(len(layer.kernels) for layer in device.layers) * counts.used:
+        passing.append(f"{counts.strays} kernels run during the steps and belong to none (launched from elsewhere?)")
+    if device.in_turn:
+        passing.append("two forms of layers follow each other in turn: maybe the halves of one; --layers N tells")
     if trace.graph_replays:
         passing.append(f"{len(trace.graph_replays)} graph replays were traced as a whole; {RECAPTURE}")
     return Doubts(tuple(everything), tuple(time), tuple(passing))

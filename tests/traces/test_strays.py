@@ -1,0 +1,101 @@
+"""Kernels that no mark or launch reaches must not make a layer look short, and long captures must not hang."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from k3lab.traces import check_trace
+from k3lab.traces.recurrence import Abstain, find_layers
+
+HEAD = {"deviceProperties": [{"id": 0, "name": "NVIDIA GB300"}]}
+STEPS, LAYERS = 4, 6
+
+
+def steps_of(make, body, *, step_mark=None, pause=20.0):
+    """Steps one after another; ``body(layer, clock, correlation)`` gives a layer's events and its length in us."""
+    events, clock, correlation = [], 1000.003, 1
+    for step in range(STEPS):
+        begin = clock
+        for layer in range(LAYERS):
+            made, length, used = body(layer, clock, correlation)
+            events.extend(made)
+            clock += length
+            correlation += used
+        if step_mark:
+            events.append(make.host("user_annotation", f"{step_mark} {step}", begin - 15, clock - begin + 10))
+        clock += pause
+    return events
+
+
+def judged(make, path, events, **more):
+    return check_trace(make.torch(path, events, **HEAD), "gb300-tp16", tp=16, rows=8, **more)
+
+
+@pytest.mark.parametrize(("eager", "verdict"), [(3, "pass"), (4, "fail")])
+def test_eager_kernels_between_piecewise_graphs_count(tmp_path, make, eager, verdict):
+    def layer(_layer, clock, correlation):
+        events = [make.host("cuda_runtime", "cudaGraphLaunch", clock - 10, 1.0, correlation=correlation)]
+        events += [make.kernel(f"k{i:02}", clock + 3 * i, 3.001, correlation=correlation) for i in range(10)]
+        for i in range(eager):
+            at, own = clock + 30 + 3 * i, correlation + 1 + i
+            events.append(make.host("cuda_runtime", "cudaLaunchKernel", at - 10, 1.0, correlation=own))
+            events.append(make.kernel(f"kda_{i}", at, 3.001, correlation=own))
+        return events, 3.0 * (10 + eager), 1 + eager
+
+    report = judged(make, tmp_path / "t.json", steps_of(make, layer, pause=3.0))
+    assert report.verdict == verdict, report.reasons
+    assert {len(one.kernels) for one in report.devices[0].layers.layers[:-1]} == {10 + eager}
+
+
+@pytest.mark.parametrize(("side", "verdict"), [(0, "pass"), (1, "inconclusive")])
+def test_kernels_launched_from_elsewhere_during_a_step(tmp_path, make, side, verdict):
+    def layer(_layer, clock, correlation):
+        events = []
+        for i in range(13 + side):
+            own, at = correlation + i, clock + 3 * min(i, 12)
+            call = make.host("cuda_runtime", "cudaLaunchKernel", at - 10, 1.0, correlation=own)
+            if i >= 13:
+                call["tid"] = 5  # a thread without marks
+            events += [call, make.kernel(f"kda_{i:02}", at, 3.001, stream=7 if i < 13 else 9, correlation=own)]
+        return events, 39.0, 13 + side
+
+    report = judged(make, tmp_path / "t.json", steps_of(make, layer, step_mark="decode step"))
+    assert report.verdict == verdict, report.reasons
+    assert any("belong to none" in reason for reason in report.reasons) == bool(side)
+
+
+def test_halves_in_turn_are_no_pass_until_the_number_of_layers_is_told(tmp_path, make):
+    def layer(index, clock, correlation):
+        names = [f"half{index % 2}_kda", *(f"k{i:02}" for i in range(12))]
+        events = []
+        for i, name in enumerate(names):
+            events.append(make.host("cuda_runtime", "cudaLaunchKernel", clock + 3 * i - 10, 1.0, correlation + i))
+            events.append(make.kernel(name, clock + 3 * i, 3.001, correlation=correlation + i))
+        return events, 39.0, 13
+
+    events = steps_of(make, layer, step_mark="decode step")
+    report = judged(make, tmp_path / "t.json", events)
+    assert report.verdict == "inconclusive"
+    assert any("--layers N" in reason for reason in report.reasons)
+    assert judged(make, tmp_path / "t.json", events, layers=LAYERS).verdict == "pass"
+
+
+def test_long_capture_without_marks_is_searched_in_seconds():
+    layer = [f"k{i:02}" for i in range(13)]
+    mla = [*layer[:2], "mla", *layer[2:]]
+    step = ["embed", *layer[:7], "dense", *(name for n in range(92) for name in (mla if n % 4 == 2 else layer)), "head"]
+    began = time.monotonic()
+    found = find_layers(step * 12)
+    assert time.monotonic() - began < 15
+    assert not isinstance(found, Abstain)
+    assert found.kernels == 13
+
+
+def test_search_of_irregular_kernels_is_given_up(monkeypatch):
+    from k3lab.traces import recurrence
+
+    monkeypatch.setattr(recurrence, "_EFFORT", 1000)
+    found = find_layers([f"k{i * i % 23}" for i in range(400)] + ["a", "b", "c"] * 20)
+    assert isinstance(found, Abstain)
+    assert "irregularly" in found.reason
