@@ -28,6 +28,7 @@ _LAYER = re.compile(
     r"(?<![a-z])(?:layers?(?:_?idx)?|blocks?|transformer_?block|decoder_?layer)\s*[._\[\(:=# -]\s*(\d+)",
     re.IGNORECASE,
 )
+_MAX_OPEN = 200  # marks open at once on a thread; more are left-overs, and every launch would be held against each
 _CAMEL_LAYER = re.compile(r"(?:Transformer|Decoder)(?:Block|Layer)[._\[\(:=# -]+(\d+)")
 
 
@@ -87,6 +88,6 @@ def enclosing(
             while position < len(pending) and pending[position].start <= time:
                 opened.append(pending[position])
                 position += 1
-            opened = [item for item in opened if item.end >= time]
+            opened = [item for item in opened if item.end >= time][-_MAX_OPEN:]
             answers[index] = tuple(opened)
     return answers

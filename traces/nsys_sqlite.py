@@ -166,7 +166,8 @@ def read_nsys(path: Path) -> Trace:
 def _read(tables: Tables) -> Trace:
     known = (_KERNELS, _GRAPHS, "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "META_DATA_EXPORT")
     if not any(tables.has(table) for table in known):
-        raise TraceError(f"{tables.name}: an SQLite file, but not one of nsys export --type sqlite")
+        journal = "; a journal lies beside it (-wal or -journal): export it again" if tables.unsaved else ""
+        raise TraceError(f"{tables.name}: an SQLite file, but not one of nsys export --type sqlite{journal}")
     if tables.has(_KERNELS) and not {"start", "end"} <= tables.columns(_KERNELS):
         raise TraceError(f"{tables.name}: its kernel table has no start and end; export the report again")
     meta, mode, notes = tables.metadata(), tables.graph_mode(), []
@@ -190,6 +191,8 @@ def _read(tables: Tables) -> Trace:
     incomplete: tuple[str, ...] = ()
     if not replays and lost > _LOST_SHARE * launched:
         incomplete = (f"the kernels of {lost} of {launched} graph launches are not in the file; {RECAPTURE}",)
+    if tables.unsaved:
+        incomplete += (f"a journal lies beside {tables.name} (-wal or -journal): rows may be missing; export it again",)
     if any(_is_int(severity) and severity > 1 for (severity,) in tables.rows("DIAGNOSTIC_EVENT", ("severity",))):
         notes.append("nsys recorded warnings about this capture (table DIAGNOSTIC_EVENT): events may be missing")
     gpus = {

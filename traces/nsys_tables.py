@@ -16,6 +16,13 @@ _ALLOWED = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
 """The only metadata read by name. The same tables hold the environment and the output of the profiled process."""
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class Tables:
     """A read-only view of one export; every query names its columns and survives their absence."""
 
@@ -26,11 +33,13 @@ class Tables:
             TraceError: not an SQLite database.
         """
         self.name = path.name
+        # what was not yet moved into the file is not read: doing so would write beside it
+        self.unsaved = any(_size(path.with_name(path.name + end)) for end in ("-wal", "-journal"))
         uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         try:
             self._db = sqlite3.connect(uri, uri=True)
             self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-            rows = self._db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            rows = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         except (sqlite3.Error, UnicodeError) as error:
             raise self._damaged(error) from None
         self._tables = {name for (name,) in rows if isinstance(name, str)}

@@ -203,3 +203,33 @@ def test_graphs_whose_kernels_are_missing_forbid_a_pass(tmp_path, make):
     file = make.node_mode(tmp_path / "t.sqlite", replays=12)
     file.api("cudaGraphLaunch_v10000", 80_000_000, 80_001_000, 5000)  # one launch at the edge of the capture
     assert check_trace(file.write(), "gb300-tp16", gpu="GB300").verdict == "pass"
+
+
+def test_rows_still_in_a_journal_are_no_pass(tmp_path, make):
+    path = tmp_path / "t.sqlite"
+    file = make.node_mode(path)
+    file.add("TARGET_INFO_GPU", id=0, name="NVIDIA GB300")
+    file.write()
+    assert check_trace(path, "gb300-tp16").verdict == "pass"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA wal_autocheckpoint = 0")
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL SELECT * FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    database.commit()
+    before = {item.name: item.stat().st_mtime_ns for item in tmp_path.iterdir()}
+    report = check_trace(path, "gb300-tp16")
+    assert {item.name: item.stat().st_mtime_ns for item in tmp_path.iterdir()} == before
+    database.close()
+    assert report.verdict == "inconclusive"
+    assert any("journal" in reason for reason in report.reasons)
+
+
+def test_a_view_in_place_of_a_table_is_not_run(tmp_path, make):
+    path = make.node_mode(tmp_path / "t.sqlite").write()
+    database = sqlite3.connect(path)
+    database.execute("DROP TABLE NVTX_EVENTS")
+    # a view may compute for ever
+    database.execute("CREATE VIEW NVTX_EVENTS AS SELECT 1 AS start, 2 AS end, 'layer 1' AS text")
+    database.commit()
+    database.close()
+    assert read_trace(path).ranges == ()

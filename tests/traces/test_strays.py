@@ -99,3 +99,17 @@ def test_search_of_irregular_kernels_is_given_up(monkeypatch):
     found = find_layers([f"k{i * i % 23}" for i in range(400)] + ["a", "b", "c"] * 20)
     assert isinstance(found, Abstain)
     assert "irregularly" in found.reason
+
+
+def test_thousands_of_open_marks_do_not_hang():
+    from k3lab.traces.marks import enclosing, layer_number
+    from k3lab.traces.model import HostRange
+
+    thread = (1, 1)
+    ranges = [HostRange(f"layer {n}", n, 10**9, thread) for n in range(20_000)]
+    began = time.monotonic()
+    found = enclosing(
+        ranges, [(thread, 30_000 + n) for n in range(20_000)], lambda item: layer_number(item.name) is not None
+    )
+    assert time.monotonic() - began < 10
+    assert all(len(marks) <= 200 and marks[-1].name == "layer 19999" for marks in found)
