@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..kernels.space import Config, Space, config_digest
+from .storage import reading
 from .study import TrialRecord, TuningStudy
 
 FINALISTS = 5
@@ -74,8 +75,9 @@ class Choice:
 
 
 def finalists(trials: Sequence[TrialRecord], space: Space) -> list[TrialRecord]:
-    """The fastest ok trials, fastest first, and the default if it ended ok."""
-    ranked = sorted((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest))
+    """The fastest ok trials of legal configs, fastest first, and the default if it ended ok."""
+    legal = (trial for trial in trials if trial.ok and space.illegal(trial.config) is None)
+    ranked = sorted(legal, key=lambda trial: (trial.value, trial.digest))
     chosen = ranked[:FINALISTS]
     default = config_digest(space.default)
     if not any(trial.digest == default for trial in chosen):
@@ -193,5 +195,11 @@ def _reason(
 
 
 def choose(study: TuningStudy, space: Space) -> Choice | None:
-    """The winner of an open study; see :func:`pick`."""
-    return pick(study.trials(), space, study.identity["objective"], study.note("finals"))
+    """The winner of an open study; see :func:`pick`.
+
+    Raises:
+        InputError: what the study holds of its trials or finals is damaged.
+    """
+    trials, objective, finals = study.trials(), study.identity["objective"], study.note("finals")
+    with reading(study.path):
+        return pick(trials, space, objective, finals)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
@@ -110,6 +110,16 @@ def check_schema(stored: Mapping[str, Any], path: Path) -> None:
         raise InputError(
             f"study {path} has schema {stored.get('schema')!r}, this k3lab reads schema {SCHEMA}: "
             "give another --study path, or open it with the version that wrote it"
+        )
+    for field in fields(StudyIdentity):
+        kind = int if field.name == "schema" else Mapping if field.name in ("problem", "compilers") else str
+        if not isinstance(stored.get(field.name), kind):
+            raise InputError(
+                f"study {path} is damaged (its identity has no {field.name}): restore a copy, or name another file"
+            )
+    if stored["objective"] not in get_args(Objective):
+        raise InputError(
+            f"study {path} has the objective {stored['objective']!r}, which is none of {', '.join(get_args(Objective))}"
         )
 
 

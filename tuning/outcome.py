@@ -8,8 +8,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from ..kernels.errors import InputError
+
 REASON_LENGTH = 300
 """Longest reason kept, in characters."""
+
+
+class SetupError(InputError):
+    """Not a config's fault: a tool is missing, a disk is full, or the kernel files are others than at the start.
+
+    It ends a search; the running trial is finished by the next one.
+    """
 
 
 class Status(StrEnum):
@@ -84,7 +93,18 @@ class Outcome:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Outcome:
-        """Inverse of :meth:`to_json`."""
+        """Inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a field is missing or not of its kind: the text is not what was written.
+        """
+        value = data.get("value")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if (value is not None and not number) or (data["status"] == Status.OK and not (number and value > 0)):  # type: ignore[operator]
+            raise ValueError(f"an outcome {data['status']} has the value {value!r}")
+        for name in ("prediction", "timing", "check", "payload"):
+            if not isinstance(data.get(name), (Mapping, type(None))):
+                raise ValueError(f"{name} of an outcome is {data[name]!r}")
         return Outcome(
             status=Status(data["status"]),
             reason=data.get("reason", ""),

@@ -44,11 +44,15 @@ def filesystem_type(path: Path) -> str:
     return kind
 
 
-def check_place(path: Path) -> None:
+def check_place(path: Path) -> Path:
     """Make sure a study can be written at the path; creates its folder.
 
+    Returns:
+        The file itself, links followed: a study has one lock, whatever name it is reached by.
+
     Raises:
-        InputError: the path is a folder or an address, cannot be written, or lies on a network file system.
+        InputError: the path is a folder, a device or an address, cannot be written, or lies on a network file
+            system.
     """
     if "://" in str(path) or ":/" in str(path):
         raise InputError(
@@ -56,22 +60,31 @@ def check_place(path: Path) -> None:
         )
     if path.is_dir():
         raise InputError(f"study {path} is a folder; name a file, for example {path / 'study.sqlite3'}")
+    _check_regular(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        place = Path(os.path.realpath(path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place.parent):
             pass
-        if path.exists():
-            with path.open("r+b"):
+        if place.exists():
+            with place.open("r+b"):
                 pass
     except OSError as error:
         raise InputError(
             f"study {path} cannot be written ({error.strerror}): name a file in a folder you can write"
         ) from error
-    kind = filesystem_type(path.parent.resolve())
+    kind = filesystem_type(place.parent)
     if kind in NETWORK_FILESYSTEMS:
         raise InputError(
             f"study {path} lies on a network file system ({kind}), where SQLite loses data: name a file on a local disk"
         )
+    return place
+
+
+def _check_regular(path: Path) -> None:
+    """Refuse a device, a pipe or a socket: opening one may hang, replacing one breaks the machine."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"study {path} is no regular file; name one that `k3lab tune` wrote or may write")
 
 
 def check_database(path: Path) -> None:
@@ -80,6 +93,7 @@ def check_database(path: Path) -> None:
     Raises:
         InputError: it is not.
     """
+    _check_regular(path)
     try:
         with path.open("rb") as file:
             head = file.read(len(MAGIC))
@@ -117,8 +131,12 @@ def connect(path: Path) -> RDBStorage:
     from optuna.exceptions import StorageInternalError
     from optuna.storages import RDBStorage
 
+    def open_file() -> sqlite3.Connection:
+        return sqlite3.connect(path.resolve(), timeout=BUSY_S, check_same_thread=False)
+
     try:
-        return RDBStorage(f"sqlite:///{path.resolve()}", engine_kwargs={"connect_args": {"timeout": BUSY_S}})
+        # the file's name is kept out of the URL, in which ?, #, % and braces mean something
+        return RDBStorage("sqlite:///study", engine_kwargs={"creator": open_file})
     except RuntimeError as error:  # Optuna's own table version
         raise InputError(f"study {path} was written by another Optuna: {' '.join(str(error).split())}") from error
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
@@ -156,7 +174,7 @@ def writing(path: Path) -> Iterator[None]:
 
     try:
         yield
-    except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+    except (OSError, sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
         first = one_line(str(error.__cause__ or error).split("\n", 1)[0])
         raise InputError(f"study {path} cannot be written any more ({first}); what it holds is kept") from error
 
@@ -197,24 +215,30 @@ class StudyLock:
         """Take the lock, at once or not at all.
 
         Raises:
-            InputError: another process holds it.
+            InputError: another process holds it, or there can be no lock file.
         """
         import fcntl
 
-        file = self.path.open("a+")
+        try:
+            file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InputError(
+                f"study {self.path.with_suffix('')} cannot be locked: {self.path} cannot be opened "
+                f"({error.strerror}); remove it, or give another --study path"
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            holder = file.read().strip() or "unknown"
+            holder = file.read().decode(errors="replace").strip() or "unknown"
             file.close()
             raise InputError(
                 f"another tuner (process {holder}) is writing study {self.path.with_suffix('')}: "
                 "wait for it, or give another --study path"
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the name of its holder
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
         self._file = file
 
     def release(self) -> None:

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 IDENTITY = "k3lab:identity"
 OUTCOME = "k3lab:outcome"
+NOTES: Mapping[str, tuple[str, ...]] = {
+    "environment": ("gpu",),
+    "finals": (),
+    "choice": (
+        "config", "digest", "trial", "value_us", "evidence", "reason", "default_us", "default_status", "margin_over_default", "finalists",
+    ),
+}  # fmt: skip
+"""Notes that are objects, and what readers take from them."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +103,14 @@ class TuningStudy:
         """
         import optuna
 
-        check_place(path)
-        if path.exists() and path.stat().st_size:
+        place = check_place(path)
+        if place.exists() and place.stat().st_size:
             check_database(path)
-        lock = StudyLock(path)
+        lock = StudyLock(place)
         lock.take()
         try:
-            if not path.exists() or path.stat().st_size == 0:
-                with created_whole(path) as temporary, _quiet_optuna():
+            if not place.exists() or place.stat().st_size == 0:
+                with writing(path), created_whole(place) as temporary, _quiet_optuna():
                     storage = connect(temporary)
                     study = optuna.create_study(storage=storage, study_name=identity.name, direction="minimize")
                     study.set_user_attr(IDENTITY, identity.to_json())
@@ -162,8 +170,16 @@ class TuningStudy:
         return dict(self._study.user_attrs[IDENTITY])
 
     def note(self, name: str) -> Any:
-        """A stored note of the study (environment, finals, choice), or None."""
-        return self._study.user_attrs.get(f"k3lab:{name}")
+        """A stored note of the study (environment, finals, choice), or None.
+
+        Raises:
+            InputError: it lacks what such a note holds.
+        """
+        found = self._study.user_attrs.get(f"k3lab:{name}")
+        needed = NOTES.get(name, ())
+        if found is not None and name in NOTES and not (isinstance(found, Mapping) and set(needed) <= set(found)):
+            raise InputError(f"study {self.path} is damaged (its note {name!r}): restore a copy, or name another file")
+        return found
 
     def set_note(self, name: str, value: Any) -> None:
         """Store a JSON-able note."""

@@ -164,3 +164,10 @@ def test_distance_counts_parameters_then_steps() -> None:
     assert distance(DEFAULT, SPACE) == (0, 0)
     assert distance(config(128, "x"), SPACE) == (1, 2)
     assert distance(config(16, "y"), SPACE) == (2, 2)
+
+
+def test_a_config_that_is_none_of_the_space_is_never_chosen() -> None:
+    strays = [trial(2, config(17, "x"), 1.0), trial(3, {"tile": 32}, 1.0), trial(4, {**DEFAULT, "more": 1}, 1.0)]
+    choice = pick([trial(1, config(64, "y"), 9.0), *strays], SPACE, "predicted")
+    assert choice
+    assert [one.trial for one in choice.finalists] == [1]

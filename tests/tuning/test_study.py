@@ -258,3 +258,86 @@ def test_the_lock_of_a_killed_tuner_is_free(tmp_path: Path) -> None:
 def test_the_default_path_names_everything() -> None:
     path = default_path(fake_family.FAMILY, fake_family.SMALL, PROBLEM, gpu_card("gb300"), "predicted")
     assert str(path) == "studies/fake-small-tp1-rows8-gb300-predicted.sqlite3"
+
+
+@pytest.mark.parametrize("name", ["a?b.sqlite3", "a{b}.sqlite3", "a%41#c.sqlite3", "a b&mode=memory.sqlite3"])
+def test_a_file_name_is_no_part_of_an_address(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with TuningStudy.for_tuning(path, identity()) as study:
+        study.finish(study.start(SPACE.default, SPACE), Outcome(Status.OK, value=1.0))
+    with TuningStudy.for_reading(path) as study:
+        assert len(study.trials()) == 1
+    assert {file.name for file in tmp_path.iterdir()} == {name, f"{name}.lock"}
+
+
+def test_a_link_to_a_study_is_that_study_with_its_lock(tmp_path: Path) -> None:
+    path, link, early = tmp_path / "study.sqlite3", tmp_path / "link.sqlite3", tmp_path / "early.sqlite3"
+    early.symlink_to(path)
+    TuningStudy.for_tuning(early, identity()).close()
+    assert early.is_symlink()
+    assert path.is_file()
+    link.symlink_to(path)
+    for one, other in ((path, link), (link, path)):
+        with (
+            TuningStudy.for_tuning(one, identity()),
+            pytest.raises(InputError, match=rf"another tuner \(process {os.getpid()}\)"),
+        ):
+            TuningStudy.for_tuning(other, identity())
+
+
+def test_a_pipe_or_a_device_is_refused_and_left_alone(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe.sqlite3", tmp_path / "link.sqlite3"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    for path in (pipe, link):
+        for opened in (lambda p=path: TuningStudy.for_tuning(p, identity()), lambda p=path: TuningStudy.for_reading(p)):
+            with pytest.raises(InputError, match="is no regular file"):
+                opened()
+    assert pipe.is_fifo()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_lock_file_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "study.sqlite3.lock").mkdir()
+    with pytest.raises(InputError, match=r"cannot be locked: .*study\.sqlite3\.lock"):
+        TuningStudy.for_tuning(tmp_path / "study.sqlite3", identity())
+
+
+def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage.tempfile, "mkstemp", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        TuningStudy.for_tuning(tmp_path / "study.sqlite3", identity())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE study_user_attributes SET value_json = '{\"schema\": 1}' WHERE key = 'k3lab:identity'",
+        "UPDATE study_user_attributes SET value_json = replace(value_json, 'predicted', 'guessed') WHERE key = 'k3lab:identity'",
+        "UPDATE study_user_attributes SET value_json = '5' WHERE key = 'k3lab:choice'",
+        "UPDATE study_user_attributes SET value_json = '{}' WHERE key = 'k3lab:environment'",
+        "UPDATE trial_user_attributes SET value_json = replace(value_json, ': 1.0', ': \"fast\"')",
+        "UPDATE trial_user_attributes SET value_json = replace(value_json, ': 1.0', ': -1.0')",
+    ],
+)
+def test_a_study_that_lacks_what_it_must_hold_is_one_line(tmp_path: Path, change: str) -> None:
+    from k3lab.tuning.choose import choose
+    from k3lab.tuning.show import show
+
+    path = tmp_path / "study.sqlite3"
+    with TuningStudy.for_tuning(path, identity()) as study:
+        study.finish(study.start(SPACE.default, SPACE), Outcome(Status.OK, value=1.0))
+        study.set_note("environment", {"gpu": None})
+        choice = choose(study, SPACE)
+        assert choice
+        study.set_note("choice", choice.to_json())
+    assert show(path)["choice"]["value_us"] == 1.0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute(change).rowcount == 1
+    connection.close()
+    with pytest.raises(InputError) as caught:
+        show(path)
+    assert str(path) in one_line(caught)
