@@ -8,6 +8,7 @@ import typer
 
 from .output import Json, emit
 from .select import (
+    MAX_SEED,
     ConfigText,
     EngineName,
     Kind,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Name = Annotated[str, typer.Argument(help="Family; see 'k3lab kernels'.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the random inputs.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,9 @@ from ..kernels import K3, Config, Engine, Family, InputError, ModelCard, Problem
 from ..kernels.gpu_cards import GPU_CARDS, GpuCard
 from ..kernels.space import Space
 
+MAX_SEED = 2**32 - 1
+"""Largest seed: what every generator takes, with room for the numbers of trials added to it."""
+
 Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")]
 Rows = Annotated[int, typer.Option("--rows", help="Token rows in the step, 1 to 64.")]
 Kind = Annotated[str | None, typer.Option("--kind", help="Layer kind or variant, where the family has some.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .select import EngineName, Kind, Model, Rows, Tp
+from .select import MAX_SEED, EngineName, Kind, Model, Rows, Tp
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ Objective = Annotated[
     typer.Option("--objective", help="measured or predicted (default: measured if that GPU is here, else predicted)."),
 ]
 StudyFile = Annotated[Path | None, typer.Option("--study", help="Study file (default: one under studies/).")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the search and of the inputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the search and of the inputs.")]
 CompileLimit = Annotated[float, typer.Option("--compile-limit", help="Wall limit of one compilation, in seconds.")]
 MeasureLimit = Annotated[float, typer.Option("--measure-limit", help="Wall limit of one check or timing, in seconds.")]
 
@@ -60,13 +60,10 @@ def make_request(
     Raises:
         InputError: any of them is wrong.
     """
-    from ..kernels.errors import InputError
     from ..tuning.supervisor import Limits
     from ..tuning.tune import TuneRequest
     from .select import select_engine
 
-    if compile_limit <= 0 or measure_limit <= 0:
-        raise InputError("a wall limit must be more than 0 seconds")
     chosen = select_engine(family, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     card, aim = target(gpu, objective)
     limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
@@ -99,7 +96,9 @@ def render_choice(console: Console, choice: dict[str, Any]) -> None:
     if choice["default_us"] is None:
         console.print(f"the default config ended as {choice['default_status']}")
     else:
-        console.print(f"default {choice['default_us']:.2f} us, {choice['margin_over_default']:.1%} saved ({choice['evidence']})")
+        console.print(
+            f"default {choice['default_us']:.2f} us, {choice['margin_over_default']:.1%} saved ({choice['evidence']})"
+        )
     table = Table("trial", f"us ({choice['evidence']})", "band", "config", title="finalists")
     for one in choice["finalists"]:
         mark = " (chosen)" if one["digest"] == choice["digest"] else " (default)" if one["is_default"] else ""

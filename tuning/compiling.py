@@ -9,13 +9,17 @@ import json
 import os
 import pickle
 import tempfile
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest
 from ..kernels.paths import compiled_cache
+from .outcome import SetupError
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
+TOOL_VARIABLES = ("TRITON_PTXAS", "TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS")
+"""First letters of the environment variables by which a user changes what the compilers make."""
 
 
 def compiler_versions(engine: Engine) -> dict[str, str]:
@@ -44,8 +48,42 @@ def glue_digest(engine: Engine) -> str:
     """Digest of the module that turns a config into launches: tile arithmetic lives there, not in the kernel file."""
     import sys
 
-    path = getattr(sys.modules[type(engine).__module__], "__file__", None)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else "none"
+    owners = dict.fromkeys(
+        kind.__module__ for kind in type(engine).__mro__ if issubclass(kind, Engine) and kind is not Engine
+    )
+    paths = [path for owner in owners if (path := getattr(sys.modules[owner], "__file__", None))]
+    return hashlib.sha256(b"\0".join(Path(path).read_bytes() for path in paths)).hexdigest()[:16] if paths else "none"
+
+
+@lru_cache
+def launcher_digest(compiler: str) -> str:
+    """Digest of k3lab's own modules between an engine and its compiler: options, launch facts, arguments."""
+    from .. import kernels
+
+    folder = Path(kernels.__file__).parent
+    data = [(folder / name).read_bytes() for name in (f"{compiler}_compile.py", "contract.py")]
+    return hashlib.sha256(b"\0".join(data)).hexdigest()[:16]
+
+
+_LOADED: dict[tuple[str, str], tuple[str, str]] = {}
+"""Digests of an engine's files when this process first compiled with it."""
+
+
+def digests(engine: Engine) -> tuple[str, str]:
+    """Source and glue digest of the engine this process holds.
+
+    A process keeps the code it imported: once the files change, what it compiles belongs to no digest at
+    all, and would be cached, stored and exported as the new file's.
+
+    Raises:
+        SetupError: the files are no longer what they were when this process first used the engine.
+    """
+    now = engine.source_digest(), glue_digest(engine)
+    if _LOADED.setdefault((engine.family, engine.name), now) != now:
+        raise SetupError(
+            f"the files of {engine.family}/{engine.name} were changed after this process loaded them: start it again"
+        )
+    return now
 
 
 def cache_key(engine: Engine, problem: Problem, config: Config, arch: str) -> str:
@@ -60,6 +98,8 @@ def cache_key(engine: Engine, problem: Problem, config: Config, arch: str) -> st
         "config": config_digest(config),
         "arch": arch,
         "compilers": compiler_versions(engine),
+        "launcher": launcher_digest(engine.compiler),
+        "tools": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(TOOL_VARIABLES)},
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -69,17 +109,28 @@ def compile_config(engine: Engine, problem: Problem, config: Config, arch: str, 
 
     Raises:
         InputError: the engine refuses the problem or the architecture.
+        SetupError: see :func:`digests`.
         Exception: whatever the compiler raises for a config that does not build.
     """
     if reason := engine.refuses(problem, arch):
         raise InputError(f"{engine.family}/{engine.name} refuses {problem.label} on {arch}: {reason}")
-    path = compiled_cache() / f"{cache_key(engine, problem, config, arch)}.pickle"
-    if cache and (found := _read(path)) is not None:
+    digests(engine)
+    path = _place(f"{cache_key(engine, problem, config, arch)}.pickle") if cache else None
+    if path and (found := _read(path)) is not None:
         return found
     compiled = engine.compile(problem, config, arch)
-    if cache:
+    digests(engine)  # the file may have changed between its digest and its import
+    if path:
         _write(path, compiled)
     return compiled
+
+
+def _place(name: str) -> Path | None:
+    """Path in the cache, or None where there can be no cache."""
+    try:
+        return compiled_cache() / name
+    except OSError:
+        return None
 
 
 def _read(path: Path) -> Compiled | None:
@@ -93,7 +144,10 @@ def _read(path: Path) -> Compiled | None:
         with contextlib.suppress(OSError):
             path.unlink()
         return None
-    found = pickle.loads(body)  # written by _write into the user's own cache
+    try:
+        found = pickle.loads(body)  # written by _write into the user's own cache
+    except Exception:  # a class that moved or changed since: each has its own exception type
+        return None
     return found if isinstance(found, Compiled) else None
 
 
@@ -102,6 +156,9 @@ def _write(path: Path, compiled: Compiled) -> None:
     body = pickle.dumps(dataclasses.replace(compiled, config=dict(compiled.config)))
     with contextlib.suppress(OSError):
         handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(body).digest() + body)
-        os.replace(temporary, path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(body).digest() + body)
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import Compiled, InputError, Launch, env
+from .outcome import SetupError
 
 TOOL_LIMIT_S = 120.0
 
@@ -47,7 +48,7 @@ def tools(name: str) -> list[str]:
     """Every ``cuobjdump`` or ``nvdisasm`` there is: K3LAB_CUDA_BIN, Triton's wheel, PATH, the toolkit's usual place.
 
     Raises:
-        InputError: there is none.
+        SetupError: there is none.
     """
     import importlib.util
 
@@ -60,7 +61,7 @@ def tools(name: str) -> list[str]:
         if other and Path(other).is_file():
             paths.append(other)
     if not paths:
-        raise InputError(
+        raise SetupError(
             f"{name} is neither in Triton's wheel nor on PATH; set K3LAB_CUDA_BIN to the folder that has it"
         )
     return list(dict.fromkeys(paths))

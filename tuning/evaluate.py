@@ -11,7 +11,7 @@ from ..kernels.contract import Compiled
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard, gpu_card
 from .jobs import Stage, Task
-from .outcome import Outcome, Status, describe, failure
+from .outcome import Outcome, SetupError, Status, describe, failure
 
 CHECK_AGAIN = 1_000_003
 """Added to the seed for the check after timing: fresh inputs."""
@@ -41,6 +41,8 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
     stage("compile")
     try:
         compiled = compile_config(task.engine, task.problem, task.job.config, task.job.arch)
+    except SetupError:
+        raise
     except InputError as error:
         return None, failure(Status.ILLEGAL, error)  # type: ignore[return-value]  # never used with an illegal outcome
     found = resources(compiled)

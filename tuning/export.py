@@ -192,6 +192,7 @@ def _build(winner: Candidate, arch: str, worker: Supervisor, cubins: dict[str, b
         config=dict(winner.choice.config),
         arch=arch,
         gpu=winner.gpu.name,
+        digests=(winner.identity["source_digest"], winner.identity["glue_digest"]),
     )
     outcome: Outcome = worker.run(job)
     if outcome.status is not Status.OK or outcome.payload is None:

@@ -13,7 +13,7 @@ from ..kernels import registry
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.space import Config
-from .outcome import Outcome
+from .outcome import Outcome, SetupError
 
 DEFAULT_EVALUATOR = "k3lab.tuning.evaluate"
 """Module with the functions ``predict``, ``measure``, ``retime`` and ``build`` of :class:`Evaluator`."""
@@ -35,6 +35,8 @@ class Job:
     arch: str
     gpu: str
     seed: int = 0
+    digests: tuple[str, str] | None = None
+    """Source and glue digest the engine must have; None where any will do."""
 
     def to_json(self) -> dict[str, Any]:
         """Field name to value."""
@@ -109,6 +111,17 @@ def find_family(name: str, location: str | None) -> Family:
 
 
 def resolve(job: Job) -> Task:
-    """The job with its family, engine and problem."""
+    """The job with its family, engine and problem.
+
+    Raises:
+        SetupError: the engine is not the one the job was made for.
+    """
+    from .compiling import digests
+
     family = find_family(job.family, job.location)
-    return Task(job, family, family.engine(job.engine), family.problem_from_json(job.problem))
+    engine = family.engine(job.engine)
+    if job.digests is not None and digests(engine) != tuple(job.digests):
+        raise SetupError(
+            f"the files of {job.family}/{job.engine} are others than when this run began: start it again (a study keeps to one kernel)"
+        )
+    return Task(job, family, engine, family.problem_from_json(job.problem))

@@ -17,8 +17,10 @@ from typing import IO, Any
 
 from ..kernels.errors import InputError
 from .jobs import DEFAULT_EVALUATOR, Job
-from .outcome import Outcome, Status, failure, one_line
+from .outcome import Outcome, SetupError, Status, failure, one_line
 
+LONGEST_S = 86_400.0
+"""Longest wall limit: every wait ends."""
 REAP_S = 10.0
 """How long a killed worker may take to go."""
 LOG_TAIL = 4000
@@ -34,6 +36,11 @@ class Limits:
     compile_s: float = 120.0
     measure_s: float = 90.0
     """The check, and the timing, each."""
+
+    def __post_init__(self) -> None:
+        for limit in (self.start_s, self.compile_s, self.measure_s):
+            if not 0 < limit <= LONGEST_S:  # NaN neither
+                raise InputError(f"a wall limit is {limit:g} s, must be more than 0 and at most {LONGEST_S:g} s")
 
     def of(self, stage: str) -> float:
         """The limit of a stage."""
@@ -82,7 +89,8 @@ class Supervisor:
         config only when it was the first thing its worker did: otherwise it is run again, once.
 
         Raises:
-            InputError: no worker can be started at all (a broken installation, not a bad config).
+            InputError: no worker can be started at all, or it lacks something that no config can help: a
+                broken installation or a full disk, not a bad config.
         """
         if self._process is None or self._process.poll() is not None:
             self._spawn()
@@ -104,6 +112,9 @@ class Supervisor:
                 if message["event"] == "stage":
                     stage = message["stage"]
                     continue
+                if message["event"] == "setup":
+                    self._kill()
+                    raise SetupError(message["reason"])
                 if message["poisoned"]:
                     self._kill()
                 return Outcome.from_json(message["outcome"]), False

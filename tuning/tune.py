@@ -17,6 +17,7 @@ from ..kernels.gpu_cards import GpuCard
 from ..kernels.space import Space
 from . import propose
 from .choose import Choice, choose
+from .compiling import digests
 from .environment import environment
 from .finals import run_finals
 from .identity import Objective, StudyIdentity, default_path
@@ -66,6 +67,7 @@ class TuneRequest:
             arch=arch or self.gpu.arch,
             gpu=self.gpu.name,
             seed=self.seed if seed is None else seed,
+            digests=digests(self.engine),
         )
 
 
@@ -166,6 +168,7 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     progress = progress or Silent()
     space = check_request(request)
     location_of(request.family)
+    digests(request.engine)
     here = require_gpu(request.gpu) if request.objective == "measured" else None
     identity = StudyIdentity.of(request.family, request.engine, request.problem, request.gpu, request.objective)
     proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
@@ -198,14 +201,17 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
 def _moved(study: TuningStudy, now: dict[str, Any]) -> bool:
     """Store the environment; whether the GPU or its driver is another than in the run before, which voids the finals."""
     before = study.note("environment")
+    moved = bool(
+        before
+        and before["gpu"]
+        and now["gpu"]
+        and any(before["gpu"].get(name) != now["gpu"][name] for name in ("name", "driver"))
+    )
+    if moved:  # the environment last: a process that dies in between leaves the move to be seen again
+        study.set_note("finals", None)
+        study.set_note("earlier_environments", [*(study.note("earlier_environments") or []), before])
     study.set_note("environment", now)
-    if not before or not before["gpu"] or not now["gpu"]:
-        return False
-    if all(before["gpu"][name] == now["gpu"][name] for name in ("name", "driver")):
-        return False
-    study.set_note("earlier_environments", [*(study.note("earlier_environments") or []), before])
-    study.set_note("finals", None)
-    return True
+    return moved
 
 
 def _search(

@@ -9,6 +9,7 @@ the log.
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import importlib
 import json
@@ -20,6 +21,8 @@ from time import perf_counter
 from typing import Any, TextIO
 
 PR_SET_PDEATHSIG = 1
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE)
+"""Errors of this machine, whatever the config."""
 
 
 def _die_with(parent: int) -> None:
@@ -45,7 +48,7 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
 def _evaluate(request: dict[str, Any], evaluator: Any, send: Any) -> tuple[dict[str, Any], bool]:
     """The outcome of one job as JSON, and whether the process must not be used again."""
     from .jobs import Job, resolve
-    from .outcome import Status, describe, failure
+    from .outcome import SetupError, Status, describe, failure
 
     current = ""
     started: dict[str, float] = {}
@@ -67,9 +70,15 @@ def _evaluate(request: dict[str, Any], evaluator: Any, send: Any) -> tuple[dict[
         task = resolve(Job(**request))
         outcome = getattr(evaluator, task.job.kind)(task, stage).checked()
         payload = outcome.payload
+    except SetupError as error:
+        return {"setup": str(error)}, False
     except MemoryError as error:
         outcome, poisoned = failure(Status.OOM, describe(error)), True
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return {
+                "setup": f"{error.strerror} while {current or 'starting'}: {error.filename or 'no file named'}"
+            }, False
         if type(error).__name__ == "OutOfMemoryError":
             outcome, poisoned = failure(Status.OOM, describe(error)), True
         elif current in ("", "compile"):
@@ -95,7 +104,10 @@ def main() -> None:
     send({"event": "ready"})
     for line in jobs:
         outcome, poisoned = _evaluate(json.loads(line), evaluator, send)
-        send({"event": "done", "outcome": outcome, "poisoned": poisoned})
+        if "setup" in outcome:
+            send({"event": "setup", "reason": outcome["setup"]})
+        else:
+            send({"event": "done", "outcome": outcome, "poisoned": poisoned})
 
 
 if __name__ == "__main__":

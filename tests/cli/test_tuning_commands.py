@@ -81,7 +81,12 @@ def test_a_recorded_sample_is_marked_predicted(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "message"),
     [
         ([*TUNE, "--objective", "guessed"], "unknown objective 'guessed'; objectives: measured, predicted"),
-        ([*TUNE, "--compile-limit", "0"], "more than 0 seconds"),
+        ([*TUNE, "--compile-limit", "0"], "more than 0"),
+        ([*TUNE, "--compile-limit", "nan"], "a wall limit is nan s"),
+        ([*TUNE, "--measure-limit", "inf"], "at most 86400 s"),
+        ([*TUNE, "--compile-limit", "1e300"], "at most 86400 s"),
+        ([*TUNE, "--seed", str(10**30)], "Invalid value for '--seed'"),
+        (["check", "attention_projection", "--seed", str(10**30)], "Invalid value for '--seed'"),
         ([*TUNE, "--study", "."], "is a folder"),
         ([*TUNE, "--study", "/proc/none/s.sqlite3"], "cannot be written"),
         ([*TUNE, "--study", "text"], "is no SQLite database"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from k3lab.kernels import config_digest
 from k3lab.tuning.evaluate import build_payload
-from k3lab.tuning.outcome import Outcome, Status, failure
+from k3lab.tuning.outcome import Outcome, SetupError, Status, failure
 
 
 def latency_us(engine: str, config: dict[str, Any]) -> float:
@@ -37,6 +37,10 @@ def _break(fault: str) -> Outcome | None:
         time.sleep(3600)
     if fault in ("raise", "check_raise"):
         raise ValueError("no such\ninstruction")
+    if fault == "full":
+        raise OSError(28, "No space left on device", "/tmp/x")
+    if fault == "no_tool":
+        raise SetupError("no cuobjdump; set K3LAB_CUDA_BIN")
     if fault == "wrong":
         return failure(Status.WRONG, "out differs by 0.5")
     if fault == "oom":

@@ -1,13 +1,16 @@
 """Compilation: the cache's key sees every field, its entries survive nothing but themselves."""
 
 import dataclasses
+import hashlib
+import tempfile
 
 import pytest
 from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.gpu_cards import gpu_card
-from k3lab.kernels.paths import compiled_cache
+from k3lab.kernels.paths import cache_root, compiled_cache
 from k3lab.tuning import compiling
 from k3lab.tuning.compiling import cache_key, compile_config
+from k3lab.tuning.outcome import SetupError
 
 FAMILY = family("attention_projection")
 ENGINE = FAMILY.engine("cute_plain")
@@ -78,3 +81,66 @@ def test_a_disassembler_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr("k3lab.tuning.cubin.tools", lambda name: [str(tmp_path / name)])
     with pytest.raises(InputError, match="Cannot decode architecture 'SM103a'"):
         kernel_resources(launch)
+
+
+def test_files_that_change_under_a_process_are_not_compiled(monkeypatch):
+    """What the process holds is the old code, and its file says another digest."""
+    compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+    monkeypatch.setattr(type(ENGINE), "source_digest", lambda self: "changed")
+    with pytest.raises(SetupError, match="attention_projection/cute_plain were changed after this process loaded them"):
+        compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+    assert len(list(compiled_cache().glob("*.pickle"))) == 1
+
+
+def test_the_key_sees_the_launcher_and_what_the_user_sets(monkeypatch):
+    keys = {cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a")}
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", "/opt/ptxas")
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a"))
+    monkeypatch.setattr(compiling, "launcher_digest", lambda compiler: "changed")
+    keys.add(cache_key(ENGINE, PROBLEM, CONFIG, "sm_103a"))
+    assert len(keys) == 3
+    assert compiling.glue_digest(ENGINE) == compiling.glue_digest(FAMILY.engine("triton"))  # one module, one digest
+
+
+def test_the_glue_of_a_base_class_is_part_of_the_digest():
+    class Derived(type(ENGINE)):
+        pass
+
+    assert compiling.glue_digest(Derived()) not in ("none", compiling.glue_digest(ENGINE))
+
+
+def test_an_entry_of_a_class_that_is_gone_is_compiled_again():
+    compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+    (entry,) = compiled_cache().glob("*.pickle")
+    body = b"\x80\x04cnosuchmodule\nGone\n."
+    entry.write_bytes(hashlib.sha256(body).digest() + body)
+    assert compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a").engine == "cute_plain"
+
+
+def test_no_cache_at_all_costs_nothing_but_time(tmp_path, monkeypatch):
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (tmp_path / "cache" / "compiled").write_text("not a folder")
+    assert compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a").engine == "cute_plain"
+
+
+def test_a_cache_that_another_user_may_have_filled_is_not_taken(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("K3LAB_CACHE_DIR", str(blocked))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    usual = cache_root()
+    assert (usual.parent, usual.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    assert cache_root() == usual
+    usual.chmod(0o777)
+    other = cache_root()
+    assert other != usual
+    assert other.stat().st_mode & 0o022 == 0
+
+
+def test_a_missing_tool_is_no_fault_of_the_config(tmp_path, monkeypatch):
+    from k3lab.tuning import cubin
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(cubin.shutil, "which", lambda name: None)
+    with pytest.raises(SetupError, match="nosuchtool is neither in Triton's wheel nor on PATH"):
+        cubin.tools("nosuchtool")

@@ -93,7 +93,9 @@ def test_recordings_are_of_the_kernels_as_they_are():
     for path in sorted((Path(__file__).parents[2] / "results").glob("*/*.json.gz")):
         identity = read(path)["identity"]
         engine = family(identity["family"]).engine(identity["engine"])
-        assert identity["source_digest"] == engine.source_digest(), f"{path.name} was recorded with another kernel: stale"
+        assert identity["source_digest"] == engine.source_digest(), (
+            f"{path.name} was recorded with another kernel: stale"
+        )
 
 
 def test_ranks_and_correlation():

@@ -353,6 +353,31 @@ def test_another_driver_voids_the_finals(tmp_path: Path, monkeypatch: pytest.Mon
         assert study.note("finals")
 
 
+def test_a_move_seen_by_a_process_that_died_is_seen_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from k3lab.kernels.device import Device
+
+    path = tmp_path / "s.sqlite3"
+
+    def measured(driver: str) -> None:
+        device = Device(0, "NVIDIA H200", "sm_90a", 132, 1, 1, driver, gpu_card("h200"))
+        monkeypatch.setattr(tune_module, "require_gpu", lambda gpu: device)
+        tune(request(path, fake_family.SMALL, 3, objective="measured"))
+
+    measured("580.1")
+    store = TuningStudy.set_note
+
+    def dies_after(study: TuningStudy, name: str, value: object) -> None:
+        store(study, name, value)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TuningStudy, "set_note", dies_after)
+        with pytest.raises(KeyboardInterrupt):
+            measured("590.2")
+    with TuningStudy.for_reading(path) as study:
+        assert study.note("environment")["gpu"]["driver"] == "580.1" or study.note("finals") is None
+
+
 def test_wrong_requests_are_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K3LAB_NO_GPU", "1")
     path = tmp_path / "new" / "s.sqlite3"

@@ -10,8 +10,9 @@ from pathlib import Path
 import fake_family
 import pytest
 from k3lab.kernels import InputError
+from k3lab.tuning.compiling import digests
 from k3lab.tuning.jobs import Job, location_of
-from k3lab.tuning.outcome import Outcome, Status
+from k3lab.tuning.outcome import Outcome, SetupError, Status
 from k3lab.tuning.supervisor import Limits, Supervisor
 
 
@@ -175,3 +176,18 @@ def test_jobs_and_outcomes_survive_json() -> None:
     outcome = Outcome(Status.OK, "fine", 1.5, ({"registers": 3},), {"a": 1}, {"b": 2}, {"c": 3}, {"compile": 0.1})
     assert Outcome.from_json(outcome.to_json()) == outcome
     assert Job(**job().to_json()) == job()
+
+
+def test_a_worker_refuses_a_job_of_other_kernel_files(worker: Supervisor) -> None:
+    here = digests(fake_family.FAULTY)
+    assert worker.run(job(digests=here)).status is Status.OK
+    for other in (("0" * 16, here[1]), (here[0], "0" * 16)):
+        with pytest.raises(SetupError, match="fake/faulty are others than when this run began"):
+            worker.run(job(digests=other))
+    assert worker.run(job()).status is Status.OK
+
+
+@pytest.mark.parametrize(("fault", "words"), [("full", "No space left on device"), ("no_tool", "set K3LAB_CUDA_BIN")])
+def test_what_no_config_can_help_is_not_charged_to_a_config(worker: Supervisor, fault: str, words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        worker.run(job(fault))
