@@ -8,6 +8,7 @@ the published lists are one-based. Bytes and flops are in :mod:`k3lab.kernels.ac
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,8 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import InputError
+from .mxfp4 import GROUP as MXFP4_GROUP
 
 LayerKind = Literal["kda", "mla"]
+
+_LARGEST = 2**24
+"""Bound of any one size: far above every model, and small enough to compute with."""
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "kda_num_heads",
+    "kda_head_dim", "kda_conv_size", "kda_gate_rank", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "num_experts", "num_experts_per_token", "num_shared_experts",
+    "moe_intermediate_size", "routed_expert_hidden_size", "attn_res_block_size", "max_position_embeddings",
+)  # fmt: skip
+_POSITIVE = ("routed_scaling_factor", "situ_beta", "situ_linear_beta", "rms_norm_eps", "mla_low_rank_norm_eps")
 
 
 @dataclass(frozen=True)
@@ -69,9 +81,31 @@ class ModelCard:
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_experts", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model card {self.name!r}: {name} is {getattr(self, name)}, must be at least 1")
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not 1 <= size <= _LARGEST:
+                raise InputError(f"model card {self.name!r}: {name} is {size}, must be 1 to {_LARGEST}")
+        if not 0 <= self.first_k_dense <= self.num_hidden_layers:
+            raise InputError(
+                f"model card {self.name!r}: first_k_dense is {self.first_k_dense}, must be 0 to {self.num_hidden_layers}"
+            )
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(f"model card {self.name!r}: {name} is {value}, must be a number above 0")
+        if not (math.isfinite(self.kda_gate_lower_bound) and self.kda_gate_lower_bound < 0):
+            raise InputError(
+                f"model card {self.name!r}: kda_gate_lower_bound is {self.kda_gate_lower_bound}, must be a number below 0"
+            )
+        if self.mxfp4_group_size != MXFP4_GROUP:
+            raise InputError(
+                f"model card {self.name!r}: mxfp4_group_size is {self.mxfp4_group_size}, MXFP4 has {MXFP4_GROUP}"
+            )
+        for name in ("moe_intermediate_size", "routed_expert_hidden_size"):
+            if getattr(self, name) % MXFP4_GROUP:
+                raise InputError(
+                    f"model card {self.name!r}: {name} is {getattr(self, name)}, must be a multiple of {MXFP4_GROUP}"
+                )
         if self.num_experts_per_token > self.num_experts:
             raise InputError(f"model card {self.name!r}: more experts per token than experts")
         outside = [layer for layer in self.mla_layers if not 0 <= layer < self.num_hidden_layers]
@@ -147,12 +181,15 @@ class ModelCard:
             InputError: a key is missing, has the wrong type, or names a structure K3 does not have.
         """
         text = config.get("text_config", config)
+        if not isinstance(text, Mapping):
+            raise InputError(f"{name}: text_config is no object; a Kimi K3 config.json has the text model there")
 
         def get(key: str, kind: type | tuple[type, ...], source: Mapping[str, Any] = text) -> Any:
             if key not in source:
                 raise InputError(f"{name}: key {key!r} is missing; a Kimi K3 config.json has it under text_config")
             value = source[key]
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            huge = isinstance(value, int) and abs(value) >= 2**63  # no float need hold it
+            if not isinstance(value, kind) or isinstance(value, bool) or huge:
                 raise InputError(
                     f"{name}: key {key!r} is {value!r}, which is not the type a Kimi K3 config.json has there"
                 )
@@ -164,10 +201,11 @@ class ModelCard:
             )
         linear = get("linear_attn_config", Mapping)
         layers = get("num_hidden_layers", int)
-        mla = tuple(sorted(layer - 1 for layer in get("full_attn_layers", list, linear)))
-        kda = sorted(layer - 1 for layer in get("kda_layers", list, linear))
-        if sorted([*mla, *kda]) != list(range(layers)):
+        full, delta = get("full_attn_layers", list, linear), get("kda_layers", list, linear)
+        counted = len(full) + len(delta) == layers and all(type(layer) is int for layer in (*full, *delta))
+        if not counted or sorted([*full, *delta]) != list(range(1, layers + 1)):
             raise InputError(f"{name}: kda_layers and full_attn_layers do not cover 1..{layers} once each")
+        mla = tuple(sorted(layer - 1 for layer in full))
         required = {
             "hidden_act": "situ", "moe_router_activation_func": "sigmoid", "topk_method": "noaux_tc",
             "moe_renormalize": True, "mla_use_nope": True, "mla_use_output_gate": True,
@@ -177,9 +215,15 @@ class ModelCard:
         for key, value in required.items():
             if text.get(key, value) != value:
                 raise InputError(f"{name}: {key} is {text[key]!r}; k3lab implements Kimi K3, where it is {value!r}")
-        group = 32
-        for entry in text.get("quantization_config", {}).get("config_groups", {}).values():
-            group = entry.get("weights", {}).get("group_size", group)
+        group = MXFP4_GROUP
+        if "quantization_config" in text:
+            groups = get("quantization_config", Mapping).get("config_groups", {})
+            for entry in groups.values() if isinstance(groups, Mapping) else [groups]:
+                weights = entry.get("weights", {}) if isinstance(entry, Mapping) else None
+                if not isinstance(weights, Mapping):
+                    raise InputError(f"{name}: quantization_config is not of the form of a Kimi K3 config.json")
+                if "group_size" in weights:
+                    group = get("group_size", int, weights)
         head_dim = get("head_dim", int, linear)
         return cls(
             name=name,
@@ -226,7 +270,7 @@ class ModelCard:
             config = json.loads(path.read_text())
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise InputError(f"{path} holds a {type(config).__name__}, a config.json holds an object")

@@ -1,5 +1,6 @@
 """The model card reads a published config and refuses what is not Kimi K3."""
 
+import copy
 import dataclasses
 import json
 
@@ -88,3 +89,52 @@ def test_nonsense_cards_are_refused():
         dataclasses.replace(K3, num_experts=8)
     with pytest.raises(InputError, match="outside"):
         dataclasses.replace(K3, mla_layers=(93,))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kv_lora_rank", 0), ("kda_head_dim", -1), ("attn_res_block_size", 0), ("num_experts_per_token", 0),
+        ("hidden_size", 10**30), ("first_k_dense", 94), ("rms_norm_eps", 0.0), ("situ_beta", float("nan")),
+        ("routed_scaling_factor", float("inf")), ("kda_gate_lower_bound", 0.0), ("mxfp4_group_size", 16),
+        ("moe_intermediate_size", 3080),
+    ],
+)  # fmt: skip
+def test_sizes_no_model_can_have_are_refused(field, value):
+    with pytest.raises(InputError, match=field):
+        dataclasses.replace(K3, **{field: value})
+
+
+ODD = [None, True, -1, 0, 1.5, float("nan"), 10**400, "x", [], {}, [None], {"a": 1}]
+
+
+def test_odd_values_anywhere_in_a_config_are_one_line():
+    def places(tree, path=()):
+        for key in tree:
+            yield (*path, key)
+            if isinstance(tree[key], dict):
+                yield from places(tree[key], (*path, key))
+
+    config = published(K3) | {"bos_token_id": 1}
+    config["text_config"]["quantization_config"] = {"config_groups": {"group_0": {"weights": {"group_size": 32}}}}
+    refused = []
+    for place in list(places(config)):
+        for odd in ODD:
+            changed = copy.deepcopy(config)
+            inner = changed
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = odd
+            try:
+                ModelCard.from_config(changed)
+            except InputError as error:
+                refused.append(str(error))
+    assert len(refused) > 400
+    assert not [line for line in refused if "\n" in line]
+
+
+def test_json_nested_too_deep_is_one_line(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(InputError, match="not JSON"):
+        ModelCard.from_file(path)
