@@ -135,6 +135,9 @@ class AutoOperators:
         else:
             cache.flatten(0, 1)[where.flatten()] = new.to(cache.dtype)
             keys = cache[block_table.long()].flatten(1, 2).to(wide)  # [B, tokens, latent + rope]
+        # rows past a request's own belong to others or to nobody: their share is 0, but 0 times NaN is NaN
+        beyond = torch.arange(keys.shape[1], device=proj.device) > position[:, -1:]
+        keys = keys.masked_fill(beyond[..., None], 0.0)
         query = query.to(wide).view(requests, q_len * heads, latent + rope)
         scores = (torch.bmm(query, keys.transpose(1, 2)) * (nope + rope) ** -0.5).view(requests, q_len, heads, -1)
         hidden = torch.arange(scores.shape[-1], device=proj.device) > position[..., None]

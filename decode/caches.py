@@ -53,6 +53,7 @@ class DecodeCache:
             "max_context": max_context,
             "max_verify": max_verify,
             "block_size": block_size,
+            "blocks": 1 if blocks is None else blocks,
         }
         for name, size in sizes.items():
             if size < 1:
@@ -88,6 +89,7 @@ class DecodeCache:
         self._owned: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
         self._pending: dict[int, int] = {}
+        self._spoiled: set[int] = set()
 
     # -- requests -----------------------------------------------------------------------------
     @property
@@ -130,6 +132,7 @@ class DecodeCache:
         self._known(slot)
         self._lengths[slot] = 0
         self._pending.pop(slot, None)
+        self._spoiled.discard(slot)
         self.context[slot] = 0
         self.snapshot[slot] = 0
         for buffers in (self.kda_states, self.kda_convs):
@@ -142,6 +145,7 @@ class DecodeCache:
         self._free_blocks.extend(reversed(self._owned.pop(slot)))
         self._lengths.pop(slot)
         self._pending.pop(slot, None)
+        self._spoiled.discard(slot)
         self.block_table[slot].zero_()
 
     # -- a step -------------------------------------------------------------------------------
@@ -176,7 +180,7 @@ class DecodeCache:
         """Host side of a step of ``q_len`` tokens a request: checks, and blocks for the new rows.
 
         Raises:
-            InputError: no request, one twice, one with an unaccepted step, ``q_len`` out of range, or full.
+            InputError: no request, one twice, one with an unaccepted or failed step, ``q_len`` out of range, or full.
         """
         if not slots or len(set(slots)) != len(slots):
             raise InputError(f"a step needs one or more different requests, not slots {list(slots)}")
@@ -184,6 +188,9 @@ class DecodeCache:
             raise InputError(
                 f"a step of {q_len} tokens a request: this cache keeps snapshots for 1 to {self.max_verify}"
             )
+        for slot in slots:
+            if slot in self._spoiled:
+                raise InputError(f"the last step of request {slot} failed half-way; forget or release it")
         waiting = [slot for slot in slots if slot in self._pending]
         if waiting:
             raise InputError(
@@ -192,14 +199,22 @@ class DecodeCache:
         self.reserve(slots, q_len)
         self._pending.update(dict.fromkeys(slots, q_len))
 
+    def spoil(self, slots: Sequence[int]) -> None:
+        """A step failed half-way: some layers' snapshots are already the step's, so the requests cannot go on."""
+        for slot in slots:
+            self._pending.pop(slot, None)
+            self._spoiled.add(slot)
+
     def accept(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """Keep the first ``counts[i]`` tokens of the last step of ``slots[i]``; the rest never happened.
 
         Raises:
-            InputError: a request without a step, or a count outside 1..q_len.
+            InputError: a request without a step or named twice, or a count outside 1..q_len.
         """
         if len(slots) != len(counts):
             raise InputError(f"accept got {len(slots)} requests and {len(counts)} counts; one count a request")
+        if len(set(slots)) != len(slots):
+            raise InputError(f"accept needs different requests, not slots {list(slots)}")
         for slot, count in zip(slots, counts, strict=True):
             if slot not in self._pending:
                 raise InputError(f"request {slot} has no step to accept")

@@ -110,6 +110,18 @@ def check_tokens(ids: Tensor, requests: int, vocabulary: int) -> int:
     return q_len
 
 
+def check_group(weights: RankWeights, cache: DecodeCache, comm: Collectives) -> None:
+    """Raise InputError unless weights, cache and group are of one rank of one model."""
+    if (weights.rank, weights.tp) != (comm.rank, comm.size):
+        raise InputError(
+            f"the weights are those of rank {weights.rank} of {weights.tp}, the group has this as rank {comm.rank} of {comm.size}"
+        )
+    if (cache.tp, cache.card) != (weights.tp, weights.card):
+        raise InputError(
+            f"the cache is for {cache.card.name} at TP {cache.tp}, the weights are for {weights.card.name} at TP {weights.tp}"
+        )
+
+
 @torch.inference_mode()
 def step(
     weights: RankWeights,
@@ -136,12 +148,16 @@ def step(
         Logits [requests, q_len, V].
 
     Raises:
-        InputError: shapes, row count, token ids, slots or a full cache.
+        InputError: shapes, row count, token ids, slots, a full cache, or parts of different ranks or models.
     """
+    check_group(weights, cache, comm)
     q_len = check_tokens(ids, len(slots), weights.card.vocab_size)
     cache.begin(slots, q_len)
     where = torch.tensor(list(slots), device=weights.device)
-    logits = forward(
-        weights, cache, ids.reshape(-1).long().to(weights.device), where, operators, comm, q_len=q_len, mark=mark
-    )
+    flat = ids.reshape(-1).long().to(weights.device)
+    try:
+        logits = forward(weights, cache, flat, where, operators, comm, q_len=q_len, mark=mark)
+    except BaseException:
+        cache.spoil(slots)
+        raise
     return logits.view(len(slots), q_len, -1)

@@ -230,7 +230,9 @@ def run_virtual_ranks(size: int, fn: Callable[[Collectives], T], timeout_s: floa
             if left <= 0 or not exchange.changed.wait(left):
                 break
         failed = exchange.failed[:1]
-        late = sorted(set(range(size)) - exchange.finished - exchange.waiting)
+        unfinished = set(range(size)) - exchange.finished
+        # a rank that waits is late for another's sake, unless it was just woken
+        late = sorted(unfinished - exchange.waiting or unfinished)
     if failed:
         rank, error = failed[0]
         error.add_note(f"raised on virtual rank {rank} of {size}")
