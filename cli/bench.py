@@ -144,7 +144,7 @@ def compile_(
 ) -> None:  # fmt: skip
     """Compile a config and say what the cubin holds; needs no GPU."""
     from ..tuning.compiling import compile_config, compiler_versions
-    from ..tuning.cubin import resources
+    from ..tuning.cubin import instruction_groups, resources
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     card = card_of_arch(arch)
@@ -172,8 +172,12 @@ def compile_(
             console.print(
                 f"    spills         {kernel.spill_instructions} local-memory instructions, stack {kernel.stack_bytes} bytes"
             )
-            mix = ", ".join(f"{name} {count}" for name, count in list(kernel.instructions.items())[:10])
-            console.print(f"    instructions   {mix}, ...", markup=False)
+            for group, members in instruction_groups(kernel.instructions).items():
+                if group == "integer and control":
+                    mix = str(sum(members.values()))
+                else:
+                    mix = ", ".join(f"{name} {count}" for name, count in members.items())
+                console.print(f"    {group:<26} {mix}", markup=False)
         console.print(f"  summation order: {data['summation_order']}", markup=False)
 
     emit(data, as_json, render)
@@ -186,6 +190,7 @@ def predict(
     """Predict an engine's time on a GPU that need not be here; the model's error stands beside it."""
     from ..kernels.gpu_cards import gpu_card
     from ..tuning.compiling import compile_config
+    from ..tuning.predict import TERM_MEANINGS
     from ..tuning.predict import predict as run_predict
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
@@ -208,7 +213,11 @@ def predict(
             f"  floor  {floor:8.2f} us   bytes over the {card.read_bandwidth_source} bandwidth of {card.read_bandwidth / 1e12:.2f} TB/s"
         )
         for term, value in prediction.terms.items():
-            console.print(f"    {term:<12} {value:8.2f} us")
+            if value:
+                console.print(f"    {term:<12} {value:8.2f} us   {TERM_MEANINGS[term]}", markup=False)
+        console.print(
+            "  time = launch + hand_over + rounds + spills + (memory^4 + l2^4 + scalar^4 + tile_loop^4)^(1/4): those overlap"
+        )
         if prediction.uncalibrated:
             console.print(f"  never calibrated on {card.name}: {', '.join(prediction.uncalibrated)}", markup=False)
 

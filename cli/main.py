@@ -7,14 +7,17 @@ Only the module of the command that was asked for is imported.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from ..kernels.errors import InputError
+from ..kernels.errors import InputError, KernelError
+from .output import drop_output
 
 COMMANDS: dict[str, str] = {
     "kernels": "kernels",
@@ -35,6 +38,8 @@ COMMANDS: dict[str, str] = {
 }
 """Command to the module of this package that defines it, in the order ``--help`` lists them."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of a disk, not of this program."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
@@ -97,6 +102,8 @@ def _input_errors() -> tuple[type[Exception], ...]:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code."""
+    if sys.stdout is None:  # closed by the caller, who wants no output
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
     word = _first_word(argv)
     if word is not None and word not in COMMANDS:
         return _fail(f"unknown command {word!r}; commands: {', '.join(COMMANDS)}")
@@ -110,13 +117,33 @@ def run(argv: Sequence[str]) -> int:
         return _fail("interrupted", INTERRUPTED)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
+    except KernelError as error:
+        return _fail(error, 1)
     except Exception as error:
         if isinstance(error, _input_errors()):
             return _fail(error)
+        if isinstance(error, BrokenPipeError):
+            drop_output()
+            return 141
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            drop_output()
+            named = f": {error.filename}" if error.filename else ""
+            return _fail(f"cannot write ({error.strerror}){named}; make room or write elsewhere")
+        if isinstance(error, OSError) and not _is_there():
+            return _fail("the working folder is gone; change to one that is there")
         usage = getattr(error, "format_message", None)  # typer's usage errors
         if usage is not None and hasattr(error, "exit_code"):
             return _fail(usage())
         raise
+
+
+def _is_there() -> bool:
+    """Whether the working folder still exists."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def main() -> None:

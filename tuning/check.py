@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..kernels import Compiled, Config, Engine, Family, Problem
 from ..kernels.device import discover
+from ..kernels.gpu_cards import GB300
 from .compare import Comparison, compare
 from .compiling import compile_config
 
@@ -42,7 +44,7 @@ def row_cases(rows: int) -> list[int]:
 def check(
     family: Family, engine: Engine, problem: Problem, config: Config, seed: int = 0, *, compiled: Compiled | None = None
 ) -> CheckResult:
-    """Check on the GPU if there is one, else on the interpreter, else only compile for the engine's first architecture.
+    """Check on the GPU if there is one, else on the interpreter, else only compile.
 
     Raises:
         InputError: the engine refuses the problem.
@@ -55,17 +57,38 @@ def check(
         from .interpret import check_interpreted
 
         return check_interpreted(family, engine, problem, config, seed)
-    compile_config(engine, problem, config, engine.archs[0])
+    arch = GB300.arch if GB300.arch in engine.archs else engine.archs[0]
+    compile_config(engine, problem, config, arch)
     return CheckResult(
-        False,
-        "compiled",
-        f"compiled for {engine.archs[0]} only: {engine.compiler} kernels run on a GPU, and none is here",
+        False, "compiled", f"built for {arch}, not run: {engine.compiler} kernels run on a GPU, and none is here"
     )
 
 
-def _rows_of(family: Family, problem: Problem, tensors: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:
-    """The first rows of every output."""
-    return {name: tensors[name][:rows] for name in family.outputs}
+GUARD = 4096
+"""Elements behind each output that no kernel may touch."""
+
+
+def poison_value(dtype: torch.dtype) -> float | int:
+    """What an element that was never written still holds."""
+    import torch
+
+    return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def guarded_output(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(whole, view): a contiguous output tensor at the start of a poisoned one that is :data:`GUARD` elements longer."""
+    import torch
+
+    count = math.prod(shape)
+    whole = torch.full((count + GUARD,), poison_value(dtype), dtype=dtype, device=device)
+    return whole, whole[:count].view(shape)
+
+
+def written_beyond(whole: torch.Tensor, view: torch.Tensor) -> int | None:
+    """The first element behind the view that no longer holds poison, or None."""
+    guard = whole[view.numel() :]
+    touched = ~guard.isnan() if guard.is_floating_point() else guard != poison_value(guard.dtype)
+    return view.numel() + int(touched.nonzero()[0]) if bool(touched.any()) else None
 
 
 def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult:
@@ -76,10 +99,11 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
 
     problem = compiled.problem
     inputs = family.inputs(problem, seed, "cuda")
-    outputs = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+    guarded = {
+        name: guarded_output(shape, getattr(torch, dtype), "cuda")
         for name, (shape, dtype) in family.output_specs(problem).items()
     }
+    outputs = {name: view for name, (_, view) in guarded.items()}
     kept = {name: inputs[name].clone() for name in inputs if name not in family.mutated}
     twin = family.twin(problem, inputs)
     runner = Runner(compiled)
@@ -88,8 +112,8 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     labelled: list[dict[str, Any]] = []
 
     def poison() -> None:
-        for tensor in outputs.values():
-            tensor.fill_(float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).min)
+        for whole, _ in guarded.values():
+            whole.fill_(poison_value(whole.dtype))
 
     def judge(rows: int, how: str) -> None:
         for name in family.outputs:
@@ -115,6 +139,9 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     if not faults:
         _repeatable(full, outputs, poison, faults)
         judge(problem.rows, "graph replay")
+    for name, (whole, view) in guarded.items():
+        if (beyond := written_beyond(whole, view)) is not None:
+            faults.append(f"{name} was written beyond its end, first at element {beyond} of {view.numel()}")
     for name, before in kept.items():
         if not torch.equal(before.view(torch.uint8), inputs[name].view(torch.uint8)):
             faults.append(f"input {name} was changed")

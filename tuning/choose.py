@@ -123,6 +123,12 @@ def _predicted(trial: TrialRecord) -> tuple[float, float]:
     return trial.value, float(stated) if isinstance(stated, (int, float)) else MODEL_ERROR
 
 
+def _band_source(trial: TrialRecord) -> str:
+    """Where a predicted trial's band comes from, as its prediction says."""
+    prediction = (trial.outcome.prediction or {}) if trial.outcome else {}
+    return str(prediction.get("band_source", "the cost model's stated error"))
+
+
 def pick(
     trials: Sequence[TrialRecord], space: Space, objective: str, finals: Mapping[str, Any] | None = None
 ) -> Choice | None:
@@ -149,7 +155,7 @@ def pick(
     tied = [one for one in pool if one.value_us <= fastest.value_us * (1 + max(one.band, fastest.band))]
     winner = min(tied, key=lambda one: (distance(one.config, space), _weight(by_digest[one.digest]), one.digest))
     band = max(one.band for one in tied)
-    source = "measured spread" if objective == "measured" else "the cost model's stated error"
+    source = "measured spread" if objective == "measured" else _band_source(by_digest[winner.digest])
     others = [one for one in pool if one is not winner]
     runner_up = others[0].to_json() | {"margin": round(others[0].value_us / winner.value_us - 1, 4)} if others else None
     default_trial = by_digest.get(default)

@@ -14,7 +14,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest
+from ..kernels.errors import KernelError
 from ..kernels.paths import compiled_cache
+from .blame import blame
 from .outcome import SetupError
 
 CACHE_FORMAT = 2
@@ -110,7 +112,7 @@ def compile_config(engine: Engine, problem: Problem, config: Config, arch: str, 
     Raises:
         InputError: the engine refuses the problem or the architecture.
         SetupError: see :func:`digests`.
-        Exception: whatever the compiler raises for a config that does not build.
+        KernelError: the kernel does not compile with this config; says where and why.
     """
     if reason := engine.refuses(problem, arch):
         raise InputError(f"{engine.family}/{engine.name} refuses {problem.label} on {arch}: {reason}")
@@ -118,7 +120,13 @@ def compile_config(engine: Engine, problem: Problem, config: Config, arch: str, 
     path = _place(f"{cache_key(engine, problem, config, arch)}.pickle") if cache else None
     if path and (found := _read(path)) is not None:
         return found
-    compiled = engine.compile(problem, config, arch)
+    try:
+        compiled = engine.compile(problem, config, arch)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # each compiler has its own exception types
+        where = f"{engine.family}/{engine.name} does not compile for {arch}"
+        raise KernelError(f"{where}: {blame(engine, error)}") from error
     digests(engine)  # the file may have changed between its digest and its import
     if path:
         _write(path, compiled)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,29 @@ def kernel_resources(launch: Launch) -> KernelResources:
         cluster=launch.cluster[0] * launch.cluster[1] * launch.cluster[2],
         instructions=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
     )
+
+
+GROUPS: dict[str, str] = {
+    "tensor cores": r"(UTC)?[HQIDO]?(MMA|GMMA)|UTC[HQIO]MMA|WARPGROUP",
+    "asynchronous copies": r"LDGSTS|UBLKCP|UBLKPF|UTMALDG|UTMASTG|UTMAREDG|UTMAPF|UTCCP|STAS",
+    "global memory": r"LDG|STG|ATOMG?|REDG?|CCTL",
+    "shared and tensor memory": r"LDS|STS|LDSM|STSM|LDTM|STTM|ATOMS",
+    "local memory": r"LDL|STL",
+    "barriers and waits": r"BAR|SYNCS|DEPBAR|LDGDEPBAR|MEMBAR|ERRBAR|ACQBULK|PREEXIT|UCGABAR_\w+|WARPSYNC|UTCBAR",
+    "floating point": r"F(FMA|ADD|MUL|HFMA|HADD)2?|H(FMA|ADD|MUL)2|MUFU|F2FP?|I2FP?|FSETP|FSEL|FMNMX",
+}
+"""What a kernel author looks for first, as patterns of base mnemonics; everything else is ``integer and control``."""
+
+
+def instruction_groups(instructions: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """Instructions by :data:`GROUPS`, in that order; groups without any are left out."""
+    groups: dict[str, dict[str, int]] = {name: {} for name in (*GROUPS, "integer and control")}
+    for mnemonic, count in instructions.items():
+        group = next(
+            (name for name, pattern in GROUPS.items() if re.fullmatch(pattern, mnemonic)), "integer and control"
+        )
+        groups[group][mnemonic] = count
+    return {name: found for name, found in groups.items() if found}
 
 
 def resources(compiled: Compiled) -> list[KernelResources]:

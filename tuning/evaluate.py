@@ -54,7 +54,7 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
 
 def predict(task: Task, stage: Stage) -> Outcome:
     """Compile for the GPU card's architecture and ask the cost model."""
-    from .model_error import relative_error
+    from .model_error import band_source, relative_error
     from .predict import predict as ask
 
     compiled, begun = _compile(task, stage)
@@ -65,7 +65,8 @@ def predict(task: Task, stage: Stage) -> Outcome:
         answer = ask(task.family, task.engine, task.problem, task.job.config, gpu, compiled)
     except ValueError as error:  # no block fits on an SM
         return replace(begun, status=Status.ILLEGAL, reason=describe(error))
-    stated = {"relative_error": relative_error(task.family.name, task.engine.name, gpu)}
+    who = (task.family.name, task.engine.name, gpu)
+    stated = {"relative_error": relative_error(*who), "band_source": band_source(*who)}
     return replace(begun, value=answer.microseconds, prediction=answer.to_json() | stated)
 
 

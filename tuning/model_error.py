@@ -19,10 +19,22 @@ def validations() -> dict[str, Any]:
     return json.loads(DATA.read_text()) if DATA.is_file() else {}
 
 
+ASSUMED_ERROR = 0.25
+"""Tie band where nothing was ever compared: an assumption, and called one."""
+
+
 def relative_error(family: str, engine: str, gpu: GpuCard) -> float:
-    """Median absolute relative error to take as the tie band; 0.25 where nothing was ever compared."""
+    """Median absolute relative error to take as the tie band; :data:`ASSUMED_ERROR` where nothing was ever compared."""
     best = _nearest(family, engine, gpu)
-    return float(best["median_error"]) if best else 0.25
+    return float(best["median_error"]) if best else ASSUMED_ERROR
+
+
+def band_source(family: str, engine: str, gpu: GpuCard) -> str:
+    """Where :func:`relative_error` comes from, in words."""
+    best = _nearest(family, engine, gpu)
+    return (
+        f"the cost model's median error on {best['gpu']}" if best else "assumed: the cost model was never compared here"
+    )
 
 
 def _nearest(family: str, engine: str, gpu: GpuCard) -> dict[str, Any] | None:
@@ -39,8 +51,8 @@ def stated_error(family: str, engine: str, gpu: GpuCard) -> tuple[str, list[str]
     if entry is None:
         return "never compared with a measurement", list(TARGET_TERMS)
     text = (
-        f"on {entry['gpu']}: median error {entry['median_error']:.0%}, rank correlation {entry['spearman']:.2f} "
-        f"over {entry['configs']} measured configs"
+        f"on {entry['gpu']}, {', '.join(entry['problems'])}, {entry['configs']} measured configs: median error "
+        f"{entry['median_error']:.0%}, rank correlation {entry['spearman']:.2f}, its pick {entry['regret']:.0%} slower than the best"
     )
     if entry["gpu"] == gpu.name:
         return text, []

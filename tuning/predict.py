@@ -49,6 +49,18 @@ FITTED_ON = ("kda-tp16-rows1", "kda-tp16-rows8", "kda-tp8-rows8")
 """Problems of the attention projection whose H200 measurements the constants were fitted to; validation leaves them out."""
 
 
+TERM_MEANINGS = {
+    "launch": "ramp-up and drain of each launch",
+    "hand_over": "blocks that wait for another block",
+    "memory": "bytes over bandwidth, as far as the config keeps them in flight",
+    "l2": "bytes read again through the L2",
+    "scalar": "FMA outside the tensor cores",
+    "tile_loop": "turns of the tile loop of one block",
+    "rounds": "rounds of blocks after the first",
+    "spills": "local-memory instructions",
+}
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Time by the model; never called measured."""

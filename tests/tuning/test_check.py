@@ -1,6 +1,9 @@
 """Checks: Triton engines on the interpreter at odd rows and uneven splits; what cannot run is no pass."""
 
+import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,19 +65,26 @@ def test_more_rows_than_fma_takes():
         ("triton_fma.py", "r[:, None] * outputs + n[None, :]", "r[:, None] * hidden + n[None, :]"),
     ],
 )
-def test_a_fault_in_the_kernel_is_found(file, find, replace, tmp_path, monkeypatch):
+def test_a_fault_in_the_kernel_is_found(file, find, replace, tmp_path):
     for package in ("kernels", "tuning"):
         shutil.copytree(ROOT / package, tmp_path / "k3lab" / package, ignore=shutil.ignore_patterns("__pycache__"))
     path = tmp_path / "k3lab" / "kernels" / "attention_projection" / file
     text = path.read_text()
     assert text.count(find) == 1
     path.write_text(text.replace(find, replace))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     config = CONFIGS["fma" if "fma" in file else "uneven split, ragged outputs"]
-    result = check_interpreted(FAMILY, TRITON, FAMILY.problem(SMALL_K3, tp=4, rows=5), config, 3)
-    assert result.cases, f"it did not run: {result.reason}"
-    assert result.ok == ("sound" in replace), result.reason
+    script = (
+        "import json, sys; from k3lab.kernels import SMALL_K3, family; from k3lab.tuning.interpret import check_interpreted;"
+        "f = family('attention_projection'); p = f.problem(SMALL_K3, tp=4, rows=5);"
+        "print(json.dumps(check_interpreted(f, f.engine('triton'), p, json.loads(sys.argv[1]), 3).to_json()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(config)],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    assert result["cases"], f"it did not run: {result['reason']}"
+    assert result["ok"] == ("sound" in replace), result["reason"]
 
 
 def test_what_only_compiled_is_no_pass():
@@ -98,3 +108,17 @@ def test_an_interpreter_that_hangs_is_stopped(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("rows", "cases"), [(1, [1]), (2, [2, 1]), (8, [8, 7, 4, 1]), (64, [64, 63, 32, 1])])
 def test_row_cases(rows, cases):
     assert row_cases(rows) == cases
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int64"])
+def test_a_store_behind_the_end_is_seen(dtype):
+    import torch
+    from k3lab.tuning.check import GUARD, guarded_output, written_beyond
+
+    whole, view = guarded_output((3, 5), getattr(torch, dtype), "cpu")
+    assert view.is_contiguous()
+    assert whole.numel() == 15 + GUARD
+    view.zero_()
+    assert written_beyond(whole, view) is None
+    whole[17] = 0
+    assert written_beyond(whole, view) == 17

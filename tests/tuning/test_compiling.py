@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 from k3lab.kernels import K3, InputError, family
+from k3lab.kernels.errors import KernelError
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.paths import cache_root, compiled_cache
 from k3lab.tuning import compiling
@@ -47,7 +48,7 @@ def test_second_compilation_comes_from_the_cache(monkeypatch):
 
     monkeypatch.setattr(type(ENGINE), "compile", explode)
     assert compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a") == first
-    with pytest.raises(AssertionError, match="compiled again"):
+    with pytest.raises(KernelError, match="compiled again"):
         compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a", cache=False)
 
 
@@ -144,3 +145,16 @@ def test_a_missing_tool_is_no_fault_of_the_config(tmp_path, monkeypatch):
     monkeypatch.setattr(cubin.shutil, "which", lambda name: None)
     with pytest.raises(SetupError, match="nosuchtool is neither in Triton's wheel nor on PATH"):
         cubin.tools("nosuchtool")
+
+
+def test_instructions_are_grouped_by_what_an_author_looks_for():
+    from k3lab.tuning.cubin import instruction_groups
+
+    groups = instruction_groups(
+        {"IMAD": 9, "HGMMA": 8, "HMMA": 1, "UTCHMMA": 2, "UTCQMMA": 1, "LDGSTS": 4, "UBLKCP": 1, "LDG": 3, "LDL": 2, "LDS": 5, "BAR": 1, "FFMA2": 7, "FHFMA": 3}
+    )  # fmt: skip
+    assert groups["tensor cores"] == {"HGMMA": 8, "HMMA": 1, "UTCHMMA": 2, "UTCQMMA": 1}
+    assert groups["asynchronous copies"] == {"LDGSTS": 4, "UBLKCP": 1}
+    assert groups["local memory"] == {"LDL": 2}
+    assert groups["floating point"] == {"FFMA2": 7, "FHFMA": 3}
+    assert groups["integer and control"] == {"IMAD": 9}
