@@ -80,6 +80,21 @@ def _gpu() -> dict[str, Any]:
     return _item("GPU", True, f"{names}; driver {found[0].driver}")
 
 
+def _plug_ins() -> list[dict[str, Any]]:
+    """Families that other packages bring; a broken one harms no other, so none is required."""
+    from ..kernels import InputError, family
+
+    items = []
+    for point in importlib.metadata.entry_points(group="k3lab.families"):
+        package = point.dist.name if point.dist else "a package without a name"
+        try:
+            items.append(_item(f"plug-in {point.name}", True, f"{family(point.name).title} ({package})"))
+        except InputError as error:
+            reason = " ".join(str(error).split())
+            items.append(_item(f"plug-in {point.name}", False, reason, f"repair or uninstall {package}"))
+    return items
+
+
 def _folders() -> list[dict[str, Any]]:
     from ..kernels import paths
 
@@ -97,7 +112,7 @@ def _folders() -> list[dict[str, Any]]:
 
 
 def diagnose() -> dict[str, Any]:
-    """Everything the command prints. Only the GPU may be absent on a healthy machine."""
+    """Everything the command prints. Only the GPU and other packages' families may fail on a healthy machine."""
     python = _item("Python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer")
     required = [python, *_packages(), *_tools(), *_folders()]
     gpu = _gpu()
@@ -105,7 +120,7 @@ def diagnose() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "healthy": all(item["ok"] for item in required),
-        "items": [*required, gpu],
+        "items": [*required, *_plug_ins(), gpu],
         "can_measure": gpu["ok"],
     }
 

@@ -14,13 +14,22 @@ if TYPE_CHECKING:
 
 
 def family_rows(results: Path) -> list[dict[str, Any]]:
-    """One row a registered family: title, kinds, twin, engines with their architectures, evidence on record."""
-    from ..kernels import family, family_names
+    """One row a registered family: title, kinds, twin, engines with their architectures, evidence on record.
+
+    A family that cannot be loaded (a broken package of somebody's) has a row that says why, under ``problem``.
+    """
+    from ..kernels import InputError, family, family_names
     from .recorded import evidence_of
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in family_names():
-        found = family(name)
+        try:
+            found = family(name)
+        except InputError as error:
+            title = f"cannot be loaded: {' '.join(str(error).split())}"
+            rows.append({"family": name, "title": title, "kinds": [], "twin": "no", "engines": [], "evidence": [],
+                         "problem": str(error)})  # fmt: skip
+            continue
         rows.append({
             "family": name,
             "title": found.title,
@@ -32,12 +41,14 @@ def family_rows(results: Path) -> list[dict[str, Any]]:
                 for engine in found.engines
             ],
             "evidence": evidence_of(name, results),
+            "problem": None,
         })  # fmt: skip
     return rows
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
     """Print the table of families."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Kernel families of the Kimi K3 decode step", title_justify="left")
@@ -47,7 +58,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
         engines = "\n".join(engine["name"] + (" (default)" if engine["default"] else "") for engine in row["engines"])
         archs = "\n".join(" ".join(engine["archs"]) for engine in row["engines"])
         known = "\n".join(dict.fromkeys(f"{entry['gpu']}: {entry['evidence']}" for entry in row["evidence"]))
-        table.add_row(row["family"], row["title"], row["twin"], engines or "none yet", archs or "-", known or "none")
+        none = "-" if row["problem"] else "none yet"
+        title = f"[red]{escape(row['title'])}[/]" if row["problem"] else escape(row["title"])
+        table.add_row(row["family"], title, row["twin"], engines or none, archs or "-", known or "none")
     console.print(table)
 
 

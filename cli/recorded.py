@@ -41,8 +41,21 @@ def _gpu(data: dict[str, Any]) -> str | None:
     return None
 
 
-def evidence_of(family: str, folder: Path) -> list[dict[str, str]]:
-    """GPU, evidence word and file of every result recorded for the family."""
+def _label(identity: Any) -> str | None:
+    """The problem of a recorded study in short, as its family names it."""
+    from ..kernels import InputError, family
+
+    try:
+        return family(identity["family"]).problem_from_json(identity["problem"]).label
+    except (InputError, KeyError, TypeError):
+        return None
+
+
+def evidence_of(family: str, folder: Path) -> list[dict[str, Any]]:
+    """GPU, evidence word and file of every result recorded for the family.
+
+    Where the result is a study's choice also ``value_us``, the winner's time, and ``label``, its problem.
+    """
     words = {word.value for word in Evidence}
     found = []
     for path in result_files(folder):
@@ -51,5 +64,10 @@ def evidence_of(family: str, folder: Path) -> list[dict[str, str]]:
         name = data.get("family") or (identity.get("family") if isinstance(identity, dict) else None)
         if name == family and data.get("evidence") in words:
             gpu = _gpu(data) or path.parent.name.upper()
-            found.append({"gpu": gpu, "evidence": data["evidence"], "file": path.as_posix()})
+            entry = {"gpu": gpu, "evidence": data["evidence"], "file": path.as_posix()}
+            choice = data.get("choice")
+            value = choice.get("value_us") if isinstance(choice, dict) else None
+            if isinstance(value, (int, float)):
+                entry |= {"value_us": value, "label": _label(identity)}
+            found.append(entry)
     return found

@@ -26,11 +26,24 @@ FAMILIES: dict[str, str] = {
 def _locations() -> dict[str, str]:
     found = dict(FAMILIES)
     for point in entry_points(group="k3lab.families"):
+        found.setdefault(point.name, point.value)
+    return found
+
+
+@cache
+def _claims() -> dict[str, str]:
+    """Names that more than one package claims, and in which words they are refused: none of them is taken silently."""
+    found = {}
+    for point in entry_points(group="k3lab.families"):
+        first = _locations().get(point.name, point.value)
         if point.name in FAMILIES:
-            raise InputError(
+            found[point.name] = (
                 f"package entry point {point.value!r} claims the family name {point.name!r}, which k3lab has itself"
             )
-        found[point.name] = point.value
+        elif first != point.value:
+            found[point.name] = (
+                f"two packages claim the family name {point.name!r}: {first} and {point.value}; uninstall one"
+            )
     return found
 
 
@@ -44,16 +57,21 @@ def family(name: str) -> Family:
     """The family of that name; imports it.
 
     Raises:
-        InputError: no such family; the message lists those there are.
+        InputError: no such family (the message lists those there are), one that cannot be loaded, or a name that a
+            second package claims. Other families are not concerned.
     """
     locations = _locations()
     if name not in locations:
         raise InputError(f"unknown family {name!r}; families: {', '.join(locations)}")
+    if name in _claims():
+        raise InputError(_claims()[name])
     module_name, _, attribute = locations[name].partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"family {name!r} cannot be loaded from {locations[name]}: {error}") from error
+    except Exception as error:  # another package's module may raise anything
+        raise InputError(
+            f"family {name!r} cannot be loaded from {locations[name]}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(found, Family):
         raise InputError(f"family {name!r}: {locations[name]} is a {type(found).__name__}, not a Family")
     return found

@@ -136,9 +136,11 @@ def test_importing_a_package_is_light_and_quick() -> None:
 
 
 def registry() -> list[Any]:
-    from k3lab.kernels import family, family_names
+    """The families of this repository; what other packages bring is not judged by its rules."""
+    from k3lab.kernels import family
+    from k3lab.kernels.registry import FAMILIES
 
-    return [family(name) for name in family_names()]
+    return [family(name) for name in FAMILIES]
 
 
 def test_every_family_of_the_model_is_registered_with_a_twin() -> None:
@@ -155,12 +157,11 @@ def test_every_family_of_the_model_is_registered_with_a_twin() -> None:
         "attn_res",
         "lm_head",
     }
-    assert set(FAMILIES) == words
+    assert words <= set(FAMILIES), f"the registry lacks {sorted(words - set(FAMILIES))}, which the decode path needs"
     for found in registry():
-        if found.name in FAMILIES:
-            assert (ROOT / "kernels" / found.name / "twin.py").is_file()
-            assert found.title
-            assert found.default_engine in {engine.name for engine in found.engines} or not found.engines
+        assert (ROOT / "kernels" / found.name / "twin.py").is_file(), f"kernels/{found.name} has no twin.py"
+        assert found.title
+        assert found.default_engine in {engine.name for engine in found.engines} or not found.engines
 
 
 def kernel_files() -> list[tuple[str, str, Path]]:

@@ -15,7 +15,8 @@ from k3lab.cli.main import run
 from k3lab.cli.new import render_files, write_inside
 from k3lab.kernels import InputError
 
-NAME = "token_mix"
+NAME = "scaffold_probe_mix"
+"""A name that no family installed here has."""
 
 
 @pytest.fixture(scope="module")
