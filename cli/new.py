@@ -82,6 +82,8 @@ def write_package(name: str, folder: Path) -> list[Path]:
         if folder.exists():
             folder.rmdir()
         os.replace(staged, folder)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return [folder / path for path in files]
@@ -106,10 +108,21 @@ def write_inside(name: str, root: Path) -> list[Path]:
         raise InputError(f"{taken[0]} exists already; choose another name or remove it")
     registry = root / "kernels" / "registry.py"
     registered = register_line(registry, name)
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    registry.write_text(registered)
+    written: list[Path] = []
+    try:
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            written.append(root / path)
+            (root / path).write_text(text)
+        temporary = registry.with_suffix(".new")
+        written.append(temporary)
+        temporary.write_text(registered)
+        os.replace(temporary, registry)
+    except OSError as error:
+        for file in written:
+            file.unlink(missing_ok=True)
+        shutil.rmtree(root / "kernels" / name, ignore_errors=True)
+        raise InputError(f"cannot write the family into {root}: {error.strerror}") from error
     return [root / path for path in files]
 
 

@@ -60,5 +60,10 @@ def emit(data: Any, as_json: bool, render: Callable[[Console, Any], None]) -> No
             render(console(), data)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        drop_output()
         raise typer.Exit(141) from None
+
+
+def drop_output() -> None:
+    """Send what is still held back of standard output nowhere: it cannot be written, at exit neither."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

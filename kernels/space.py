@@ -63,7 +63,8 @@ class Space:
         for param in self.params:
             if param.name not in config:
                 return f"parameter {param.name!r} is missing"
-            if config[param.name] not in param.values:
+            value = config[param.name]
+            if not any(type(value) is type(legal) and value == legal for legal in param.values):  # True is no 1
                 return f"{param.name} is {config[param.name]!r}, legal values are {', '.join(map(str, param.values))}"
         for constraint in self.constraints:
             if not constraint.holds(config):

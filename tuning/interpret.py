@@ -13,6 +13,7 @@ from typing import Any
 
 from ..kernels import Config, Engine, Family, InputError, Problem, family
 from .check import CheckResult, interpreted_comparisons, row_cases
+from .supervisor import module_path
 
 LIMIT_S = 600.0
 
@@ -29,8 +30,8 @@ def check_interpreted(
         "seed": seed,
         "rows": row_cases(problem.rows)[:2],
     }
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "k3lab.tuning.interpret"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": module_path()}
+    command = [sys.executable, "-P", "-m", "k3lab.tuning.interpret"]
     try:
         done = subprocess.run(
             command, input=json.dumps(job), capture_output=True, text=True, timeout=limit_s, env=environment
@@ -42,7 +43,10 @@ def check_interpreted(
         return CheckResult(
             False, "interpreter", lines[-1] if lines else f"the interpreter exited with {done.returncode}"
         )
-    return CheckResult(**json.loads(done.stdout.splitlines()[-1]))
+    try:
+        return CheckResult(**json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError, TypeError):  # it ended, but not by its own end
+        return CheckResult(False, "interpreter", "the interpreter ended without an answer")
 
 
 def run_job(job: dict[str, Any]) -> CheckResult:

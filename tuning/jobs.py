@@ -103,8 +103,10 @@ def find_family(name: str, location: str | None) -> Family:
     module, _, attribute = location.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"family {name!r} cannot be loaded from {location}: {error}") from error
+    except Exception as error:  # another package's module may raise anything
+        raise InputError(
+            f"family {name!r} cannot be loaded from {location}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(found, Family):
         raise InputError(f"family {name!r}: {location} is a {type(found).__name__}, not a Family")
     return found
@@ -118,8 +120,11 @@ def resolve(job: Job) -> Task:
     """
     from .compiling import digests
 
-    family = find_family(job.family, job.location)
-    engine = family.engine(job.engine)
+    try:
+        family = find_family(job.family, job.location)
+        engine = family.engine(job.engine)
+    except InputError as error:
+        raise SetupError(str(error)) from error
     if job.digests is not None and digests(engine) != tuple(job.digests):
         raise SetupError(
             f"the files of {job.family}/{job.engine} are others than when this run began: start it again (a study keeps to one kernel)"

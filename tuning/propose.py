@@ -40,6 +40,7 @@ class Listed:
         self.name = name
         self._configs = list({config_digest(config): config for config in [space.default, *configs]}.values())
         self.total: int | None = len(self._configs)
+        self.digests = frozenset(map(config_digest, self._configs))
 
     def propose(self, trials: Sequence[TrialRecord]) -> Config | None:
         """See :class:`Proposer`."""
@@ -137,7 +138,7 @@ def for_search(space: Space, trials: int, seed: int) -> Proposer:
     return Tpe(space, seed)
 
 
-def sample(space: Space, size: int | None, seed: int) -> Proposer:
+def sample(space: Space, size: int | None, seed: int) -> Listed:
     """The whole space, or a fair sample of that many configs beside the default: the same for the same seed."""
     rng = random.Random(seed)
     if space.size <= ENUMERABLE:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,24 +74,24 @@ def record(
     if out.suffixes[-2:] != [".json", ".gz"]:
         raise InputError(f"a recording is a .json.gz file, {out} is not named so")
     check_writable(out)
+    check_replaceable(out, request)
     space = check_request(replace(request, trials=1))
-    whole = replace(
-        request,
-        study=request.study or default_study(request),
-        trials=sys.maxsize,
-        proposer=propose.sample(space, sample, request.seed),
-    )
+    wanted = propose.sample(space, sample, request.seed)
+    whole = replace(request, study=request.study or default_study(request), trials=sys.maxsize, proposer=wanted)
     tuned = tune(whole, progress)
     legal = len(space.legal) if space.size <= propose.ENUMERABLE else None
-    done = sum(tuned.statuses.values())
     if tuned.ended == "interrupted":
-        return RecordResult(None, done, legal, tuned)
+        return RecordResult(None, sum(tuned.statuses.values()), legal, tuned)
     with TuningStudy.for_reading(whole.path) as study:
-        write(out, _data(study, space, sample, request.seed, legal))
-    return RecordResult(out, done, legal, tuned)
+        data = _data(study, space, sample, request.seed, legal, wanted)
+    write(out, data)
+    return RecordResult(out, len(data["configs"]), legal, tuned)
 
 
-def _data(study: TuningStudy, space: Space, sample: int | None, seed: int, legal: int | None) -> dict[str, Any]:
+def _data(
+    study: TuningStudy, space: Space, sample: int | None, seed: int, legal: int | None, wanted: propose.Listed
+) -> dict[str, Any]:
+    """The recording. The study may hold more, of a search or of another sample: that is no part of a fair one."""
     identity = study.identity
     return {
         "format": FORMAT,
@@ -112,7 +113,7 @@ def _data(study: TuningStudy, space: Space, sample: int | None, seed: int, legal
             "seed": seed,
         },
         "finals": study.note("finals"),
-        "configs": [trial.to_json() for trial in study.trials()],
+        "configs": [trial.to_json() for trial in study.trials() if trial.digest in wanted.digests],
     }
 
 
@@ -134,9 +135,44 @@ def check_writable(path: Path) -> None:
         raise InputError(f"{path} is a folder; name a file")
 
 
+def check_replaceable(path: Path, request: TuneRequest) -> None:
+    """Make sure that nothing is lost: a recording is replaced only by one of the same thing.
+
+    Raises:
+        InputError: a file is there that is no recording, or one of another family, engine, problem, GPU or
+            objective.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return
+    there = read(path)["identity"]
+    here = {
+        "family": request.family.name,
+        "engine": request.engine.name,
+        "problem": request.problem.to_json(),
+        "gpu": request.gpu.name,
+        "objective": request.objective,
+    }
+    for field, value in here.items():
+        if there.get(field) != value:
+            raise InputError(
+                f"{path} is a recording of another {field} ({there.get(field)!r}, now {value!r}): name another --out file"
+            )
+
+
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Write a recording atomically; the same data gives the same bytes."""
+    """Write a recording atomically; the same data gives the same bytes.
+
+    Raises:
+        InputError: the disk is full, or the folder is gone.
+    """
     text = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
+    try:
+        _write(path, text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); the study has it all, record again") from error
+
+
+def _write(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -157,12 +193,20 @@ def read(path: Path) -> dict[str, Any]:
         data = json.loads(gzip.decompress(path.read_bytes()))
     except FileNotFoundError:
         raise InputError(f"there is no recording {path}; `k3lab study record` makes one") from None
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is not a recording: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{path} is not a recording of `k3lab study record`")
     if data.get("schema") != SCHEMA:
         raise InputError(f"recording {path} has schema {data.get('schema')!r}, this k3lab reads schema {SCHEMA}")
+    if not isinstance(data.get("identity"), dict) or not isinstance(data.get("configs"), list):
+        raise InputError(f"recording {path} is damaged: it holds no identity or no configs")
+    if data.get("evidence") != data["identity"].get("objective"):
+        raise InputError(
+            f"recording {path} says {data.get('evidence')!r}, its study was {data['identity'].get('objective')!r}"
+        )
+    if not all(isinstance(one, dict) and isinstance(one.get("config"), dict) for one in data["configs"]):
+        raise InputError(f"recording {path} is damaged: an outcome has no config")
     counts = Counter(config_digest(one["config"]) for one in data["configs"])
     if twice := [digest for digest, count in counts.items() if count > 1]:
         raise InputError(f"recording {path} holds config {twice[0]} twice")

@@ -132,9 +132,7 @@ class Supervisor:
 
     def _spawn(self) -> None:
         self._kill()
-        # modules are found as they are here: a family of a package that is only on this process's path, too
-        paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
-        environment = {**os.environ, "PYTHONPATH": paths}
+        environment = {**os.environ, "PYTHONPATH": module_path()}
         if not self.gpu:
             environment |= {"CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _kill
@@ -218,6 +216,15 @@ class Supervisor:
             return f"worker died with {signal.Signals(-code).name}", ""  # the log ends in a stack dump
         lines = [line for line in log.splitlines() if line.strip()]
         return f"worker exited with code {code}", one_line(lines[-1]) if lines else ""
+
+
+def module_path() -> str:
+    """``PYTHONPATH`` for a child process: a family that is only on this process's path is found there, too."""
+    try:
+        here = os.getcwd()
+    except OSError:  # the working folder was removed
+        here = "/"
+    return os.pathsep.join(dict.fromkeys(os.path.join(here, path) if path else here for path in sys.path))
 
 
 def _doing(stage: str) -> str:

@@ -45,6 +45,15 @@ def _take_pipes() -> tuple[TextIO, TextIO]:
     return jobs, answers
 
 
+def _full(error: BaseException | None) -> OSError | None:
+    """The error of this machine that another one was raised from, or None."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _evaluate(request: dict[str, Any], evaluator: Any, send: Any) -> tuple[dict[str, Any], bool]:
     """The outcome of one job as JSON, and whether the process must not be used again."""
     from .jobs import Job, resolve
@@ -75,9 +84,9 @@ def _evaluate(request: dict[str, Any], evaluator: Any, send: Any) -> tuple[dict[
     except MemoryError as error:
         outcome, poisoned = failure(Status.OOM, describe(error)), True
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if full := _full(error):
             return {
-                "setup": f"{error.strerror} while {current or 'starting'}: {error.filename or 'no file named'}"
+                "setup": f"{full.strerror} while {current or 'starting'}: {full.filename or 'no file named'}"
             }, False
         if type(error).__name__ == "OutOfMemoryError":
             outcome, poisoned = failure(Status.OOM, describe(error)), True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,8 @@ class Miss:
     reason: str
     cure: str
     """The command that would fix it."""
+    accept: tuple[str, ...] = ()
+    """Evidence words that, accepted, would fix it without tuning."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class BundleEntry:
             InputError: no cubin for the architecture, or another problem than the entry's.
         """
         if canonical(problem.key) != canonical(self.model.key) or problem.rows > self.model.rows:
-            raise InputError(f"bundle entry {self.label} does not serve {problem.label} ({problem.to_json()})")
+            raise InputError(f"bundle entry {self.label} does not serve {problem.label}")
         build = self.build(arch)
         launches = tuple(
             Launch(
@@ -99,12 +101,26 @@ class BundleEntry:
         return Compiled(self.model.family, self.model.engine, problem, self.model.config, arch, launches, buffers)
 
 
-def tune_command(family: str, problem: Problem, gpu: str, objective: str = "measured") -> str:
-    """The commands that would put an entry for the problem into a bundle."""
+def tune_command(family: str, problem: Problem, gpu: str) -> str:
+    """What would put an entry for a problem of K3 into a bundle: measured where that GPU is here, else predicted."""
     fields = problem.to_json()
     kind = f" --kind {shlex.quote(str(fields['kind']))}" if fields.get("kind") else ""
     tune = f"k3lab tune {family} --tp {problem.tp} --rows {problem.rows}{kind} --gpu {shlex.quote(gpu.lower())}"
-    return f"{tune} --objective {objective}, then k3lab export with the study it names"
+    return f"{tune}, then k3lab export with the study it names"
+
+
+def _differs(problem: Problem, keys: Iterable[Mapping[str, Any]]) -> str:
+    """Which problem was asked for: its label, and the other sizes where only those are not a bundle's."""
+    shown = ("tp", "kind")
+    key = problem.key
+    near = [other for other in keys if all(other.get(name) == key.get(name) for name in shown)]
+    if not near:
+        return problem.label
+    closest = min(near, key=lambda other: sum(other.get(name) != value for name, value in key.items()))
+    names = [name for name in key if closest.get(name) != key[name]]
+    here = ", ".join(f"{name} {key[name]}" for name in names)
+    there = ", ".join(f"{name} {closest.get(name)}" for name in names)
+    return f"{problem.label} with {here} (the nearest has {there})"
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,7 @@ class Bundle:
         return tuple(entry for entry in self.entries if entry.evidence is not Evidence.MEASURED)
 
     def find(self, family: Family | str, problem: Problem, gpu_name: str) -> BundleEntry | Miss:
-        """The entry that serves the problem on the GPU: the smallest row count that is large enough.
+        """The entry that serves the problem on the GPU: of those accepted the smallest row count that is large enough.
 
         Args:
             family: the family or its name.
@@ -160,17 +176,22 @@ class Bundle:
             have = ", ".join(sorted({entry.model.family for entry in self.entries})) or "nothing"
             return Miss(f"the bundle has no entry for {name} (it has {have})", cure)
         key = canonical(problem.key)
+        asked = _differs(problem, [entry.model.key for entry in same])
         same = [entry for entry in same if canonical(entry.model.key) == key]
         if not same:
-            return Miss(f"the bundle's entries for {name} are for other problems than {problem.key}", cure)
+            return Miss(f"the bundle's entries for {name} are for other problems than {asked}", cure)
         here = [entry for entry in same if entry.model.gpu.lower() == gpu.lower()]
         card = GPU_CARDS.get(gpu.upper())
         if not here and card is not None:
             built = [entry for entry in same if any(build.arch == card.arch for build in entry.model.builds)]
             if built and not self.accept_compiled:
+                serving = [entry for entry in built if entry.rows >= problem.rows]
+                measured = any(entry.evidence is Evidence.MEASURED for entry in serving)
+                accept = ("compiled",) if measured or self.accept_predicted else ("compiled", "predicted")
                 return Miss(
                     f"the bundle's entry for {name} was only compiled for {card.arch}, tuned for {built[0].model.gpu}",
                     cure,
+                    accept if serving else (),
                 )
             here = built
         if not here:
@@ -182,11 +203,13 @@ class Bundle:
             return Miss(
                 f"the bundle's entries for {name} serve at most {most} rows, this step has {problem.rows}", cure
             )
-        best = min(enough, key=lambda entry: entry.rows)
-        if best.evidence is not Evidence.MEASURED and not self.accept_predicted:
+        usable = [entry for entry in enough if self.accept_predicted or entry.evidence is Evidence.MEASURED]
+        best = min(usable or enough, key=lambda entry: entry.rows)
+        if not usable:
             return Miss(
                 f"the bundle's entry for {name} is only {best.evidence}, and that was not accepted",
                 f"--accept predicted, or {cure}",
+                ("predicted",),
             )
         return best
 
@@ -195,6 +218,8 @@ def _read_manifest(path: Path) -> BodyModel:
     manifest = path / MANIFEST
     if not path.is_dir():
         raise InputError(f"bundle {path} is not a directory; name one that `k3lab export` wrote")
+    if manifest.exists() and not manifest.is_file():
+        raise InputError(f"bundle {path}: {MANIFEST} is no regular file; name a directory that `k3lab export` wrote")
     try:
         text = manifest.read_bytes().decode()
         data = json.loads(text)
@@ -248,6 +273,8 @@ def _read_cubins(path: Path, body: BodyModel) -> dict[str, bytes]:
             raise InputError(f"bundle {path} lacks {name}; copy the whole directory, or export the bundle again")
         if file.is_symlink():
             raise InputError(f"bundle {path}: {name} is a link; a bundle holds its own files")
+        if not file.is_file():
+            raise InputError(f"bundle {path}: {name} is no regular file; export the bundle again")
         try:
             data = file.read_bytes()
         except OSError as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 from ..evidence import Evidence
 
@@ -21,7 +21,9 @@ CUBINS = "cubins"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 CubinPath = Annotated[str, StringConstraints(pattern=r"^cubins/[0-9a-f]{64}\.cubin$")]
 """Named by content, so a path can point nowhere else."""
-Three = tuple[int, int, int]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Three = tuple[Positive, Positive, Positive]
 
 
 class _Model(BaseModel):
@@ -39,7 +41,7 @@ class BufferModel(_Model):
     """Scratch memory; see :class:`k3lab.kernels.contract.Buffer`."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     zeroed: bool
 
@@ -53,7 +55,7 @@ class LaunchModel(_Model):
     grid: Three
     block: Three
     cluster: Three
-    shared_bytes: int
+    shared_bytes: Count
     """Dynamic shared memory."""
     pdl: bool
     args: tuple[ArgModel, ...]
@@ -112,6 +114,23 @@ class EntryModel(_Model):
     """Where the study ran."""
     builds: tuple[BuildModel, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _evidence_of_builds(self) -> Self:
+        """Only the build for the GPU it was tuned for rests on more than a compilation."""
+        archs = [build.arch for build in self.builds]
+        if len(set(archs)) != len(archs) or self.arch not in archs:
+            raise ValueError(f"builds are for {', '.join(archs)}: one each, and one for {self.arch}, are needed")
+        for build in self.builds:
+            due = self.evidence if build.arch == self.arch else Evidence.COMPILED
+            if build.evidence is not due:
+                raise ValueError(f"the build for {build.arch} says {build.evidence}, this entry makes it {due}")
+        return self
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """What it is the only entry of: family, GPU, key, rows."""
+        return self.family, self.gpu, canonical(self.key), self.rows
+
     def label(self) -> str:
         """Short text for lists: family, key, rows, GPU, evidence."""
         key = " ".join(f"{name}={value}" for name, value in self.key.items())
@@ -127,6 +146,15 @@ class BodyModel(_Model):
     entries: tuple[EntryModel, ...]
     files: dict[CubinPath, Sha256]
     """Every other file of the directory and its SHA-256."""
+
+    @model_validator(mode="after")
+    def _one_entry_a_place(self) -> Self:
+        seen: set[tuple[str, str, str, int]] = set()
+        for entry in self.entries:
+            if entry.place in seen:
+                raise ValueError(f"two entries for {entry.label()}")
+            seen.add(entry.place)
+        return self
 
 
 def canonical(data: Any) -> str:

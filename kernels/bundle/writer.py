@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..errors import InputError
 from .reader import is_gpu_code
-from .schema import CUBINS, MANIFEST, BodyModel, EntryModel, canonical, manifest_text
+from .schema import CUBINS, MANIFEST, BodyModel, EntryModel, manifest_text
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -31,10 +31,6 @@ def cubin_path(cubin: bytes) -> str:
     if not is_gpu_code(cubin):
         raise InputError("a kernel's binary is not a cubin; a bundle holds GPU code only")
     return f"{CUBINS}/{hashlib.sha256(cubin).hexdigest()}.cubin"
-
-
-def _order(entry: EntryModel) -> tuple[str, str, str, int]:
-    return entry.family, entry.gpu, canonical(entry.key), entry.rows
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -78,25 +74,29 @@ def write_bundle(
     check_target(path, force)
     if not entries:
         raise InputError("a bundle needs at least one entry")
-    ordered = sorted(entries, key=_order)
+    ordered = sorted(entries, key=lambda entry: entry.place)
     for one, two in itertools.pairwise(ordered):
-        if _order(one) == _order(two):
+        if one.place == two.place:
             raise InputError(
                 f"two entries for {one.label()}: export one study for each problem and GPU, or let export choose"
             )
     files = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(cubins.items())}
     body = BodyModel(schema_version=1, k3lab=_own_version(), entries=tuple(ordered), files=files)
-    place = path.absolute()
-    temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".new", dir=place.parent))
+    place = Path(os.path.abspath(path))
+    temporary: Path | None = None
     try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".new", dir=place.parent))
         (temporary / CUBINS).mkdir()
         for name, data in cubins.items():
             _write(temporary / name, data)
         _write(temporary / MANIFEST, manifest_text(body).encode())
         os.chmod(temporary, 0o755)
         _put(temporary, place)
+    except OSError as error:
+        raise InputError(f"bundle {path} cannot be written ({error.strerror}); nothing was changed there") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
     return body
 
 

@@ -50,7 +50,7 @@ def entry(rows: int = 8, **changes: Any) -> tuple[EntryModel, dict[str, bytes]]:
             buffers=(BufferModel(name="partial", shape=(2, 64), dtype="float32", zeroed=True),),
             resources=({"registers": 32},),
         )
-        for arch, evidence, name in zip(("sm_103a", "sm_90a"), (Evidence.PREDICTED, Evidence.COMPILED), cubins, strict=True)
+        for arch, evidence, name in zip(("sm_103a", "sm_90a"), (changes.get("evidence", Evidence.PREDICTED), Evidence.COMPILED), cubins, strict=True)
     )  # fmt: skip
     fields: dict[str, Any] = {
         "family": "a",
@@ -369,7 +369,7 @@ def test_a_failed_write_leaves_the_old_bundle(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match=r"cannot be written \(No space"):
         written(entry(8), force=True)
     assert [one.rows for one in Bundle.load(path).entries] == [4]
     assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
@@ -381,3 +381,58 @@ def test_reading_needs_neither_torch_nor_optuna(written: Written) -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'optuna', 'sqlalchemy', 'triton', 'cutlass')))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(written(entry()))], timeout=60).returncode == 0
+
+
+def _repacked(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """The manifest with changed content and a checksum that fits."""
+    data = json.loads((path / "bundle.json").read_text())
+    change(data["body"])
+    data["sha256"] = hashlib.sha256(canonical(data["body"]).encode()).hexdigest()
+    (path / "bundle.json").write_text(canonical(data) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body["entries"].append(body["entries"][0]), "two entries for a kind=kda tp=16"),
+        (lambda body: body["entries"][0]["builds"][1].update(evidence="measured"), "the build for sm_90a says measured"),
+        (lambda body: body["entries"][0].update(evidence="measured"), "says predicted, this entry makes it measured"),
+        (lambda body: body["entries"][0]["builds"].pop(0), "one for sm_103a"),
+        (lambda body: body["entries"][0]["builds"][0]["launches"][0].update(grid=[0, 1, 1]), "greater than or equal to 1"),
+        (lambda body: body["entries"][0]["builds"][0]["launches"][0].update(grid=[10**30, 1, 1]), "less than"),
+        (lambda body: body["entries"][0]["builds"][0]["buffers"][0].update(shape=[-1]), "greater than or equal to 0"),
+    ],
+    ids=["twice", "build evidence", "entry evidence", "no own build", "no block", "huge grid", "negative buffer"],
+)  # fmt: skip
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, words: str) -> None:
+    one, cubins = entry()
+    write_bundle(tmp_path / "b", [one], cubins)
+    _repacked(tmp_path / "b", lambda body: None)
+    Bundle.load(tmp_path / "b")
+    _repacked(tmp_path / "b", change)
+    with pytest.raises(InputError, match=words):
+        Bundle.load(tmp_path / "b")
+
+
+def test_pipes_in_a_bundle_are_refused_and_not_waited_for(tmp_path: Path) -> None:
+    one, cubins = entry()
+    write_bundle(tmp_path / "b", [one], cubins)
+    file = tmp_path / "b" / next(iter(cubins))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(InputError, match="is no regular file"):
+        Bundle.load(tmp_path / "b")
+    (tmp_path / "b" / "bundle.json").unlink()
+    os.mkfifo(tmp_path / "b" / "bundle.json")
+    with pytest.raises(InputError, match=r"bundle\.json is no regular file"):
+        Bundle.load(tmp_path / "b")
+
+
+def test_a_predicted_entry_does_not_hide_a_measured_one_for_more_rows(tmp_path: Path) -> None:
+    predicted, cubins = entry(8)
+    measured, more = entry(16, evidence=Evidence.MEASURED)
+    write_bundle(tmp_path / "b", [predicted, measured], {**cubins, **more})
+    for accepted, rows in ((False, 16), (True, 8)):
+        found = Bundle.load(tmp_path / "b", accept_predicted=accepted).find("a", AProblem(16, 4), "GB300")
+        assert isinstance(found, BundleEntry)
+        assert found.rows == rows

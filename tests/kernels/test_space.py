@@ -45,3 +45,12 @@ def test_digest_ignores_order_and_tells_values_apart():
     assert config_digest({"a": 1, "b": 2}) == config_digest({"b": 2, "a": 1})
     digests = {config_digest(c) for c in ({"a": 1}, {"a": 2}, {"a": "1"}, {"a": True}, {"b": 1}, {"a": 1, "b": 1})}
     assert len(digests) == 6
+
+
+def test_a_value_of_another_type_is_not_that_value():
+    space = Space(
+        (Param("split", (1, 2), "splits"), Param("deep", (False, True), "deep")), (), {"split": 1, "deep": False}
+    )
+    assert space.illegal({"split": 2, "deep": True}) is None
+    for config in ({"split": True, "deep": True}, {"split": 2.0, "deep": True}, {"split": 2, "deep": 1}):
+        assert "legal values are" in space.illegal(config)

@@ -38,7 +38,10 @@ def _break(fault: str) -> Outcome | None:
     if fault in ("raise", "check_raise"):
         raise ValueError("no such\ninstruction")
     if fault == "full":
-        raise OSError(28, "No space left on device", "/tmp/x")
+        try:
+            raise OSError(28, "No space left on device", "/tmp/x")
+        except OSError as error:
+            raise RuntimeError("does not compile") from error
     if fault == "no_tool":
         raise SetupError("no cuobjdump; set K3LAB_CUDA_BIN")
     if fault == "wrong":

@@ -75,6 +75,20 @@ def test_a_predicted_study_becomes_an_entry_that_says_so(tmp_path: Path, study: 
     assert result.to_json()["predicted_entries"] == [entry.label()]
 
 
+def test_adding_keeps_what_is_there_and_measured_entries(tmp_path: Path, study: Study) -> None:
+    bundle = tmp_path / "bundle"
+    exported([study("one"), study("two", rows=4)], bundle, add=True)
+    exported([study("real", objective="measured"), study("three", rows=16)], bundle, add=True)
+    entries = {entry.rows: entry.evidence for entry in Bundle.load(bundle).body.entries}
+    assert entries == {4: Evidence.PREDICTED, 8: Evidence.MEASURED, 16: Evidence.PREDICTED}
+    again = exported([tmp_path / "one.sqlite3"], bundle, add=True)
+    assert {entry.rows: entry.evidence for entry in again.entries} == entries
+    assert "predicted, and" in again.passed_over[0]
+    assert "has a measured entry of this problem" in again.passed_over[0]
+    with pytest.raises(InputError, match="replace it with --force"):
+        exported([tmp_path / "one.sqlite3"], bundle)
+
+
 def test_what_was_compiled_is_what_is_loaded(tmp_path: Path, study: Study) -> None:
     exported([study("one")], tmp_path / "bundle", archs=["sm_90a"])
     bundle = Bundle.load(tmp_path / "bundle", accept_predicted=True)
@@ -201,7 +215,10 @@ def test_wrong_recordings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             recording.record(asked, out, sample=sample)
     assert not asked.path.exists()
-    good = {"format": recording.FORMAT, "schema": 1, "configs": [{"config": {"a": 1}}]}
+    good = {
+        "format": recording.FORMAT, "schema": 1, "evidence": "predicted", "identity": {"objective": "predicted"},
+        "configs": [{"config": {"a": 1}}],
+    }  # fmt: skip
     for content, words in (
         (b"no gzip", "is not a recording"),
         (gzip.compress(b"{}"), "not a recording of"),
@@ -212,3 +229,59 @@ def test_wrong_recordings_are_refused(tmp_path: Path) -> None:
         (tmp_path / "r.json.gz").write_bytes(content)
         with pytest.raises(InputError, match=words):
             recording.read(tmp_path / "r.json.gz")
+
+
+def test_a_sample_holds_its_own_configs_whatever_else_the_study_has(tmp_path: Path) -> None:
+    path, out = tmp_path / "s.sqlite3", tmp_path / "space.json.gz"
+    ask = request(path, 8, "large", "gb300", "predicted", 12)
+    tune(ask)
+    first = recording.record(ask, out, sample=4)
+    again = recording.record(dataclasses.replace(ask, seed=5), out, sample=4)
+    assert (first.configs, again.configs, again.to_json()["trials"]) == (5, 5, again.to_json()["trials"])
+    assert again.to_json()["trials"] > 12
+    fresh = tmp_path / "fresh.json.gz"
+    recording.record(dataclasses.replace(ask, study=tmp_path / "t.sqlite3", seed=5), fresh, sample=4)
+    assert {one["digest"] for one in recording.read(out)["configs"]} == {
+        one["digest"] for one in recording.read(fresh)["configs"]
+    }
+
+
+def test_a_recording_is_not_replaced_by_one_of_something_else(
+    tmp_path: Path, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "space.json.gz"
+    recording.record(request(tmp_path / "m.sqlite3", 8, "small", "gb300", "measured", 1), out, sample=2)
+    before = out.read_bytes()
+    for rows, engine, gpu, objective in (
+        (8, "small", "gb300", "predicted"),
+        (8, "large", "gb300", "measured"),
+        (4, "small", "gb300", "measured"),
+        (8, "small", "h200", "measured"),
+    ):
+        with pytest.raises(InputError, match="is a recording of another"):
+            recording.record(request(tmp_path / "o.sqlite3", rows, engine, gpu, objective, 1), out, sample=2)
+    assert out.read_bytes() == before
+    assert not (tmp_path / "o.sqlite3").exists()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording.os, "replace", full)
+    with pytest.raises(InputError, match=r"space\.json\.gz cannot be written \(No space left on device\)"):
+        recording.write(out, {})
+    assert out.read_bytes() == before
+
+
+def test_damaged_recordings_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "space.json.gz"
+    recording.record(request(tmp_path / "s.sqlite3", 8, "small", "gb300", "predicted", 1), path, sample=2)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        with contextlib.suppress(InputError):
+            recording.read(path)
+    good = json.loads(gzip.decompress(whole))
+    for change in ({"identity": 5}, {"configs": {}}, {"configs": [{}]}, {"configs": [5]}, {"evidence": "measured"}):
+        path.write_bytes(gzip.compress(json.dumps({**good, **change}).encode()))
+        with pytest.raises(InputError):
+            recording.read(path)
