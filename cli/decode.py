@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from .decode_view import render_plan, render_run
 from .output import Json, console, emit
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..kernels.bundle.reader import Bundle
     from ..kernels.model_card import ModelCard
 
@@ -64,76 +64,12 @@ def _backend(backend: str | None, bundle: Path | None) -> str:
     return backend or ("latency_specialized" if bundle else "auto")
 
 
-def _fallback_table(console: Console, fallbacks: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+def _objective(gpu: str) -> Literal["measured", "predicted"]:
+    """How this machine can tune for the GPU."""
+    from ..kernels.device import discover
 
-    if not fallbacks:
-        return
-    table = Table(title="Not tuned", title_justify="left")
-    for column in ("family", "kind", "why", "what would change it"):
-        table.add_column(column, overflow="fold")
-    for one in fallbacks:
-        table.add_row(one["family"], one["kind"] or "", one["reason"], one["cure"])
-    console.print(table)
-
-
-def render_plan(console: Console, data: dict[str, Any]) -> None:
-    """One table a layer kind, then the fallbacks."""
-    from rich.table import Table
-
-    where = f"{data['model']} TP{data['tp']} rows {data['rows']} on {data['gpu']}"
-    console.print(f"{where}, backend {data['backend']}: {data['launches_per_step']} launches a step")
-    for layer in data["layers"]:
-        target = f", target {layer['target']['kernels']}" if layer["target"] else ""
-        most = (
-            f" (up to {layer['kernels_at_most']} with split-K reductions)"
-            if layer["kernels_at_most"] > layer["kernels"]
-            else ""
-        )
-        title = f"{layer['kind']} {layer['mlp']} layer, {len(layer['layers'])} of them: {layer['kernels']} launches{most}{target}"
-        console.print(title, soft_wrap=True)
-        table = Table()
-        for column in ("#", "kernel", "family", "stream", "engine", "evidence"):
-            table.add_column(column, overflow="fold")
-        for launch in layer["launches"]:
-            table.add_row(
-                str(launch["position"]), launch["kernel"], launch["family"], launch["stream"], launch["engine"],
-                launch["evidence"] or ("untuned" if launch["fallback"] else "-"),
-            )  # fmt: skip
-        console.print(table)
-    targets = [layer["target"] for layer in data["layers"] if layer["target"]]
-    if targets:
-        console.print(f"target: {targets[0]['conditions']}")
-    console.print(
-        "engine torch: PyTorch operators stand in for the stock kernel; one row may be several device kernels"
-    )
-    _fallback_table(console, data["fallbacks"])
-
-
-def render_run(console: Console, data: dict[str, Any]) -> None:
-    """Head lines, tokens, times, fallbacks."""
-    for line in data["head"]:
-        console.print(f"note: {line}")
-    console.print(
-        f"{data['model']} TP{data['tp']} ({data['ranks']}), {data['rows']} requests, {data['tokens_per_request']} tokens each,"
-        f" backend {data['backend']} on {data['device']}, operators: {data['operators']}"
-    )
-    for request, tokens in enumerate(data["tokens"][:4]):
-        shown = " ".join(map(str, tokens[:16])) + (" ..." if len(tokens) > 16 else "")
-        console.print(f"  request {request}: {shown}")
-    if len(data["tokens"]) > 4:
-        console.print(f"  and {len(data['tokens']) - 4} more requests")
-    console.print(f"eager step: {data['step_ns_median'] / 1e6:.3f} ms (median, wall time)")
-    if data["graph_step_ns"]:
-        verdict = "the same tokens" if data["graph_agrees"] else "OTHER TOKENS"
-        console.print(
-            f"graph step: {data['graph_step_ns_median'] / 1e6:.3f} ms (median, device time), {verdict} as eager"
-        )
-    for one in data["tuned"]:
-        console.print(f"tuned: {one['family']} {one['kind'] or ''} engine {one['engine']} ({one['evidence']})")
-    if data["trace"]:
-        console.print(f"trace: {data['trace']}")
-    _fallback_table(console, data["fallbacks"])
+    here = discover()
+    return "measured" if here and here.card and here.card.name.lower() == gpu.lower() else "predicted"
 
 
 @app.command("plan")
@@ -145,14 +81,18 @@ def plan_command(
     bundle: BundlePath = None,
     accept: Accept = None,
     gpu: Gpu = "GB300",
+    full: bool = typer.Option(False, "--full", help="List every launch of every layer kind; JSON always does."),
     as_json: Json = False,
 ) -> None:
-    """Print what a step launches, kernel by kernel, without a GPU."""
+    """Print what a step launches, and which of it is tuned, without a GPU."""
     from ..decode.plan import plan
 
     card = _card(model, tp)
-    made = plan(card, tp=tp, rows=rows, backend=_backend(backend, bundle), bundle=_bundle(bundle, accept), gpu=gpu)
-    emit(made.to_json(), as_json, render_plan)
+    backend = _backend(backend, bundle)
+    loaded = _bundle(bundle, accept)
+    objective = "predicted" if backend == "auto" else _objective(gpu)
+    made = plan(card, tp=tp, rows=rows, backend=backend, bundle=loaded, gpu=gpu, objective=objective, model=model)
+    emit(made.to_json(), as_json, partial(render_plan, full=full))
 
 
 @app.command("run")
@@ -182,7 +122,14 @@ def run_command(
 
         card = demo_card(free_memory(device.require("--model demo keeps the real widths of K3 and")), tp=tp)
     options = RunOptions(
-        tp=tp, rows=rows, tokens=tokens, backend=_backend(backend, bundle), seed=seed, gpu=gpu, trace=trace
+        tp=tp,
+        rows=rows,
+        tokens=tokens,
+        backend=_backend(backend, bundle),
+        seed=seed,
+        gpu=gpu,
+        trace=trace,
+        model=model,
     )
     loaded = _bundle(bundle, accept)
     shown = console(stderr=True)

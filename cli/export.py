@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
+from .words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +21,10 @@ def render_entries(console: Console, data: dict[str, Any]) -> None:
     from rich.table import Table
 
     path = data.get("bundle") or data["path"]
-    if data["predicted_entries"]:
-        console.print(
-            f"{len(data['predicted_entries'])} entries are only predicted; running them needs --accept predicted:"
-        )
+    if predicted := len(data["predicted_entries"]):
+        are, them = ("is", "it") if predicted == 1 else ("are", "them")
+        entries = counted(predicted, "entry", "entries")
+        console.print(f"{entries} {are} only predicted; running {them} needs --accept predicted:")
         for label in data["predicted_entries"]:
             console.print(f"  {label}", markup=False)
     table = Table(
@@ -61,7 +62,9 @@ def render_entries(console: Console, data: dict[str, Any]) -> None:
 def render_verified(console: Console, data: dict[str, Any]) -> None:
     """Print that a bundle is whole."""
     console.print(
-        f"{data['path']}: {len(data['entries'])} entries, {data['files']} files, every checksum holds", markup=False
+        f"{data['path']}: {counted(len(data['entries']), 'entry', 'entries')}, {counted(data['files'], 'file')},"
+        " every checksum holds",
+        markup=False,
     )
 
 
@@ -76,12 +79,13 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Option("--arch", help="Also build for this architecture, e.g. sm_90a.")
         ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace a bundle that is there.")] = False,
+        add: Annotated[bool, typer.Option("--add", help="Keep the other entries of a bundle that is there.")] = False,
         as_json: Json = False,
     ) -> None:
         """Write the winners of studies as a bundle: cubins, launches, configs, evidence, checksums."""
         from ..tuning.export import export
 
-        emit(export(studies, out, archs=arch or (), force=force).to_json(), as_json, render_entries)
+        emit(export(studies, out, archs=arch or (), force=force, add=add).to_json(), as_json, render_entries)
 
     bundle = typer.Typer(no_args_is_help=True, help="Look at bundles.")
     app.add_typer(bundle, name="bundle")

@@ -7,12 +7,14 @@ with the reason it has none and the command that would change that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..kernels import Compiled, Evidence, InputError, ModelCard, Problem, family
 from ..kernels.gpu_cards import gpu_card
 from ..kernels.registry import FAMILIES
+from .cures import Cures, Objective, joined, model_word
 
 if TYPE_CHECKING:
     from ..kernels.bundle.reader import BundleEntry, Miss
@@ -22,6 +24,26 @@ BACKENDS = ("auto", "latency_specialized")
 
 class Finder(Protocol):
     """What is used of a :class:`~k3lab.kernels.bundle.reader.Bundle`."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        ...
+
+    @property
+    def accept_predicted(self) -> bool:
+        """Whether entries count that never ran on their GPU."""
+        ...
+
+    @property
+    def accept_compiled(self) -> bool:
+        """Whether entries of another GPU count."""
+        ...
+
+    @property
+    def entries(self) -> tuple[BundleEntry, ...]:
+        """All it has."""
+        ...
 
     def find(self, family: str, problem: Problem, gpu_name: str) -> BundleEntry | Miss:
         """The entry that serves the problem on the GPU, or why there is none."""
@@ -37,11 +59,16 @@ class Fallback:
     """Layer kind where the family distinguishes them."""
     reason: str
     cure: str
-    """The command, or the work, that would change it."""
+    """The commands for a shell, or the work, that would change it."""
+    commands: tuple[str, ...] = ()
+    """The same commands one by one; empty where it takes other work."""
 
     def to_json(self) -> dict[str, Any]:
         """For plans and reports."""
-        return {"family": self.family, "kind": self.kind, "reason": self.reason, "cure": self.cure}
+        return {
+            "family": self.family, "kind": self.kind, "reason": self.reason,
+            "cure": self.cure, "commands": list(self.commands),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,6 +81,8 @@ class Tuned:
     config: dict[str, Any]
     evidence: str
     compiled: Compiled = field(compare=False, repr=False)
+    place: tuple[str, str, str, int] = field(compare=False, repr=False)
+    """Which entry of the bundle: family, GPU, key, rows."""
 
     @property
     def label(self) -> str:
@@ -89,30 +118,36 @@ def model_families(card: ModelCard) -> tuple[tuple[str, str | None], ...]:
     return tuple((name, kind) for name in used for kind in _kinds(name, card))
 
 
-def _choose(
-    card: ModelCard, tp: int, rows: int, gpu: str, bundle: Finder | None, objective: str, name: str, kind: str | None
-) -> Choice:
-    from ..kernels.bundle.reader import Miss, tune_command
+def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, kind: str | None) -> Choice:
+    from ..kernels.bundle.reader import Miss
 
     found = family(name)
     if not found.engines:
         return Fallback(
             name, kind, "no engine yet: the family has only its twin", f"write an engine in kernels/{name}/"
         )
-    problem = found.problem(card, tp=tp, rows=rows, kind=kind)
-    cure = tune_command(name, problem, gpu, objective)
+    problem, gpu = found.problem(cures.card, tp=tp, rows=rows, kind=kind), cures.gpu
+
+    def fallback(reason: str, accept: tuple[str, ...] = ()) -> Fallback:
+        commands = (cures.again(*accept),) if accept else cures.tune(found, problem, kind)
+        if not commands:
+            return Fallback(
+                name, kind, f"{reason}; {cures.refusals(found, problem)}", f"write such an engine in kernels/{name}/"
+            )
+        return Fallback(name, kind, reason, joined(commands), commands)
+
     if bundle is None:
-        return Fallback(name, kind, "no bundle given", f"{cure}, then --bundle with what it wrote")
-    entry = bundle.find(name, problem, gpu)
+        return fallback("no bundle given")
+    entry = bundle.find(name, problem, gpu.name)
     if isinstance(entry, Miss):
-        return Fallback(name, kind, entry.reason, entry.cure or cure)
+        return fallback(entry.reason, entry.accept)
     try:
-        compiled = entry.compiled(gpu_card(gpu).arch, problem)
+        compiled = entry.compiled(gpu.arch, problem)
     except InputError as error:
-        return Fallback(name, kind, str(error), cure)
+        return fallback(str(error))
     # an entry tuned for another GPU of this architecture was built here, never run or ranked
-    evidence = entry.evidence if entry.model.gpu.upper() == gpu.upper() else Evidence.COMPILED
-    return Tuned(name, kind, entry.engine, dict(compiled.config), str(evidence), compiled)
+    evidence = entry.evidence if entry.model.gpu.upper() == gpu.name.upper() else Evidence.COMPILED
+    return Tuned(name, kind, entry.engine, dict(compiled.config), str(evidence), compiled, entry.model.place)
 
 
 def choose(
@@ -123,7 +158,9 @@ def choose(
     gpu: str,
     bundle: Finder | None = None,
     only: Iterable[str] | None = None,
-    objective: str = "predicted",
+    objective: Objective = "predicted",
+    model: str = "",
+    command: tuple[str, ...] | None = None,
 ) -> tuple[Choice, ...]:
     """What every family of the model runs on the specialised path.
 
@@ -135,17 +172,30 @@ def choose(
         bundle: a loaded bundle, or None.
         only: families the caller can launch a tuned kernel of (default: all).
         objective: of the tuning command a fallback names: ``measured`` where that GPU is here.
+        model: what ``--model`` was, for the same command (default: of the card).
+        command: the decode command it ends with (default: the plan of this step).
 
     Raises:
         InputError: TP does not divide, rows outside 1..64, no such GPU.
     """
     card.check_tp(tp)
     check_rows(rows)
-    gpu = gpu_card(gpu).name
+    target = gpu_card(gpu)
+    model = model or model_word(card)
+    accept = [bundle.accept_predicted and "predicted", bundle.accept_compiled and "compiled"] if bundle else []
+    cures = Cures(
+        card,
+        target,
+        command or ("plan", "--model", model, "--tp", str(tp), "--rows", str(rows), "--gpu", target.name),
+        objective,
+        model,
+        bundle.path if bundle else None,
+        tuple(word for word in accept if word),
+    )
     able = set(FAMILIES if only is None else only)
     choices: list[Choice] = []
     for name, kind in model_families(card):
-        choice = _choose(card, tp, rows, gpu, bundle, objective, name, kind)
+        choice = _choose(cures, tp, rows, bundle, name, kind)
         if isinstance(choice, Tuned) and name not in able:
             choice = Fallback(
                 name,
@@ -165,11 +215,12 @@ def without_gpu(choices: Sequence[Choice], why: str, cure: str) -> tuple[Fallbac
         why: e.g. ``no GPU``.
         cure: what to do about it.
     """
-    return tuple(
-        choice
-        if isinstance(choice, Fallback)
-        else Fallback(
-            choice.family, choice.kind, f"{why}; the bundle has a {choice.evidence} {choice.engine} kernel", cure
-        )
-        for choice in choices
-    )
+
+    def fallen(choice: Choice) -> Fallback:
+        if isinstance(choice, Tuned):
+            has = f"the bundle has a {choice.evidence} {choice.engine} kernel"
+            return Fallback(choice.family, choice.kind, f"{why}; {has}", cure)
+        # its commands make a kernel, which still could not be launched here
+        return replace(choice, reason=f"{choice.reason}, and {why}") if choice.commands else choice
+
+    return tuple(map(fallen, choices))

@@ -15,11 +15,14 @@ from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from ..kernels.model_card import LayerKind
 from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose
+from .cures import Objective
 from .stock import AFTER_LAYERS, BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, stock_layer, target_layer
+from .unused import Unused, unused_entries
 
 SCHEMA = 1
 STAND_IN = "torch"
 """Engine name of untuned launches: PyTorch operators in place of the stock kernel, maybe several kernels each."""
+AUTO_NOTE = "backend auto uses no tuned engine, by design; --backend latency_specialized with a --bundle does"
 TUNED_FAMILIES = ("attention_projection",)
 """Families :mod:`k3lab.decode.tuned` can launch from a bundle."""
 
@@ -95,6 +98,13 @@ class Plan:
     before: tuple[PlannedLaunch, ...]
     layers: tuple[LayerPlan, ...]
     after: tuple[PlannedLaunch, ...]
+    unused: tuple[Unused, ...] = ()
+    """Entries of the bundle that nothing launches."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What must be known before reading on."""
+        return (AUTO_NOTE,) if self.backend == "auto" else ()
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -135,7 +145,7 @@ class Plan:
         """The plan as data."""
         return {
             "schema": SCHEMA, "model": self.card.name, "tp": self.tp, "rows": self.rows, "backend": self.backend, "gpu": self.gpu,
-            "launches_per_step": self.total,
+            "notes": list(self.notes), "launches_per_step": self.total,
             "before": [launch.to_json(position) for position, launch in enumerate(self.before, 1)],
             "layers": [layer.to_json() for layer in self.layers],
             "after": [launch.to_json(position) for position, launch in enumerate(self.after, 1)],
@@ -145,6 +155,7 @@ class Plan:
                 for one in self.tuned
             ],
             "fallbacks": [one.to_json() for one in self.fallbacks],
+            "unused_entries": [one.to_json() for one in self.unused],
         }  # fmt: skip
 
 
@@ -172,7 +183,15 @@ def _launches(
 
 
 def plan(
-    card: ModelCard, *, tp: int, rows: int, backend: str = "auto", bundle: Finder | None = None, gpu: str = "GB300"
+    card: ModelCard,
+    *,
+    tp: int,
+    rows: int,
+    backend: str = "auto",
+    bundle: Finder | None = None,
+    gpu: str = "GB300",
+    objective: Objective = "predicted",
+    model: str = "",
 ) -> Plan:
     """The launches of a step.
 
@@ -183,6 +202,8 @@ def plan(
         backend: ``auto`` or ``latency_specialized``.
         bundle: a loaded bundle, for ``latency_specialized``.
         gpu: name of a GPU card: whose entries of the bundle are used.
+        objective: of the tuning a fallback names: ``measured`` where that GPU is here.
+        model: what ``--model`` was, for the commands a fallback names.
 
     Raises:
         InputError: TP does not divide, rows out of range, unknown backend or GPU.
@@ -195,7 +216,7 @@ def plan(
     name = gpu_card(gpu).name
     choices: tuple[Choice, ...] = ()
     if backend == "latency_specialized":
-        choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES)
+        choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES, objective=objective, model=model)  # fmt: skip
     groups: dict[tuple[LayerKind, bool], list[int]] = {}
     for layer, kind in enumerate(card.layer_kinds):
         groups.setdefault((kind, card.is_dense(layer)), []).append(layer)
@@ -208,4 +229,5 @@ def plan(
         for (kind, dense), indices in groups.items()
     )  # fmt: skip
     before, after = _launches(BEFORE_LAYERS, choices, None), _launches(AFTER_LAYERS, choices, None)
-    return Plan(card, tp, rows, backend, name, choices, before, layers, after)
+    unused = unused_entries(card, choices, bundle.entries, tp=tp, rows=rows, gpu=name) if bundle else ()
+    return Plan(card, tp, rows, backend, name, choices, before, layers, after, unused)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .choices import Fallback, Tuned
+from .unused import Unused
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class RunReport:
     tuned: tuple[Tuned, ...]
     fallbacks: tuple[Fallback, ...]
     trace: Path | None
+    unused: tuple[Unused, ...] = ()
+    """Entries of the bundle that nothing launches."""
 
     @property
     def ok(self) -> bool:
@@ -59,6 +62,7 @@ class RunReport:
                 for one in self.tuned
             ],
             "fallbacks": [one.to_json() for one in self.fallbacks],
+            "unused_entries": [one.to_json() for one in self.unused],
             "trace": str(self.trace) if self.trace else None,
             "ok": self.ok,
         }  # fmt: skip

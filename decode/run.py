@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
+from ..kernels.gpu_cards import gpu_card
 from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose, without_gpu
+from .cures import model_word
 from .device_trace import check_trace_path, record_trace
 from .memory import check_memory
-from .plan import TUNED_FAMILIES
+from .plan import AUTO_NOTE, TUNED_FAMILIES
 from .report import RunReport
+from .unused import unused_entries
 
 if TYPE_CHECKING:
     import torch
@@ -44,17 +47,26 @@ class RunOptions:
     gpu: str = "GB300"
     """Whose bundle entries a run without a GPU reports on; a run on a GPU uses that GPU's."""
     trace: Path | None = None
+    model: str = ""
+    """What ``--model`` was, for the commands a fallback names."""
 
     def check(self, card: ModelCard) -> None:
         """Raise InputError for anything that cannot be run."""
         card.check_tp(self.tp)
         check_rows(self.rows)
         check_backend(self.backend)
+        gpu_card(self.gpu)
+        if not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; a seed is a whole number of 64 bits")
         longest = min(MAX_TOKENS, card.max_position_embeddings)
         if not 1 <= self.tokens <= longest:
             raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
         if self.trace:
             check_trace_path(self.trace)
+
+
+def _gpu(options: RunOptions, device: Device | None) -> str:
+    return device.card.name if device and device.card else options.gpu
 
 
 def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
@@ -63,7 +75,12 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
         if bundle is not None:
             raise InputError("backend auto uses no bundle; --backend latency_specialized does")
         return ()
-    known = device.card.name if device and device.card else options.gpu
+    known = _gpu(options, device)
+    options_again = {"--tp": options.tp, "--rows": options.rows, "--tokens": options.tokens, "--seed": options.seed}
+    command = ["run", "--model", options.model or model_word(card)]
+    command += [word for name, value in options_again.items() for word in (name, str(value))]
+    command += ["--gpu", known] if device is None else []
+    command += ["--trace", str(options.trace)] if options.trace else []
     return choose(
         card,
         tp=options.tp,
@@ -71,7 +88,9 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
         gpu=known,
         bundle=bundle,
         only=TUNED_FAMILIES,
-        objective="measured" if device else "predicted",
+        objective="measured" if device and device.card else "predicted",
+        model=options.model,
+        command=tuple(command),
     )
 
 
@@ -85,8 +104,9 @@ def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | No
 
 
 def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None) -> tuple[str, ...]:
-    gpu = device.card.name if device and device.card else options.gpu
-    lines = [
+    gpu = _gpu(options, device)
+    lines = [AUTO_NOTE] if options.backend == "auto" else []
+    lines += [
         f"{one.evidence} only, never measured on a {gpu}: {one.label}, engine {one.engine}"
         for one in wanted
         if isinstance(one, Tuned) and one.evidence != Evidence.MEASURED
@@ -143,6 +163,9 @@ def run(
         tuned=tuple(one for one in choices if isinstance(one, Tuned)),
         fallbacks=tuple(one for one in choices if isinstance(one, Fallback)),
         trace=options.trace,
+        unused=unused_entries(card, wanted, bundle.entries, tp=options.tp, rows=options.rows, gpu=_gpu(options, device))
+        if bundle
+        else (),
     )
 
 

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import registry
-from ..kernels.bundle.schema import ArgModel, BufferModel, BuildModel, ChoiceModel, EntryModel, LaunchModel, canonical
+from ..kernels.bundle.reader import Bundle
+from ..kernels.bundle.schema import (
+    MANIFEST,
+    ArgModel,
+    BufferModel,
+    BuildModel,
+    ChoiceModel,
+    EntryModel,
+    LaunchModel,
+    canonical,
+)
 from ..kernels.bundle.writer import check_target, cubin_path, write_bundle
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
@@ -129,6 +139,20 @@ def select(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]
     return winners, lost
 
 
+def keep(there: Bundle, winners: Sequence[Candidate]) -> tuple[list[EntryModel], list[Candidate], list[str]]:
+    """The entries of a bundle that stay, the winners that go in, and which winners do not, and why."""
+    stay = {entry.model.place: entry.model for entry in there.entries}
+    new, passed = [], []
+    for winner in winners:
+        old = stay.get(winner.place)
+        if old and old.evidence is Evidence.MEASURED and winner.evidence is not Evidence.MEASURED:
+            passed.append(f"{winner.path}: {winner.evidence}, and {there.path} has a measured entry of this problem")
+        else:
+            stay.pop(winner.place, None)
+            new.append(winner)
+    return list(stay.values()), new, passed
+
+
 def check_archs(archs: Sequence[str]) -> None:
     """Make sure every architecture is one of a GPU card.
 
@@ -147,6 +171,7 @@ def export(
     *,
     archs: Sequence[str] = (),
     force: bool = False,
+    add: bool = False,
     family: Family | None = None,
     limits: Limits | None = None,
     evaluator: str = DEFAULT_EVALUATOR,
@@ -158,6 +183,8 @@ def export(
         out: the bundle's directory.
         archs: further architectures to build each winner for; such builds are only ``compiled``.
         force: replace a bundle that is there.
+        add: keep the entries of a bundle that is there, but those of the same problem and GPU; of these
+            only measured ones are kept, and only from winners that are predicted.
         family: the studies' family if it is not registered.
 
     Raises:
@@ -166,18 +193,25 @@ def export(
     """
     out = Path(out)
     check_archs(archs)
-    check_target(out, force)
+    check_target(out, force or add)
+    there = Bundle.load(out) if add and (out / MANIFEST).exists() else None
     if not studies:
         raise InputError("export needs at least one study")
     winners, lost = select([read_candidate(Path(path), family) for path in dict.fromkeys(studies)])
     cubins: dict[str, bytes] = {}
     entries = []
+    if there is not None:
+        kept, winners, passed = keep(there, winners)
+        lost += passed
+        entries += kept
+        used = {launch.cubin for entry in kept for build in entry.builds for launch in build.launches}
+        cubins |= {name: there.cubins[name] for name in sorted(used)}
     with Supervisor(limits, gpu=False, evaluator=evaluator) as worker:
         for winner in winners:
             wanted = dict.fromkeys([winner.gpu.arch, *archs])
             builds = tuple(_build(winner, arch, worker, cubins) for arch in wanted)
             entries.append(_entry(winner, builds))
-    body = write_bundle(out, entries, cubins, force=force)
+    body = write_bundle(out, entries, cubins, force=force or add)
     return ExportResult(out, body.entries, tuple(lost))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,68 @@ def test_plan_of_the_tuned_path_lists_what_is_not_tuned(capsys: pytest.CaptureFi
     assert "Not tuned" in capsys.readouterr().out
 
 
+def test_plan_is_short_and_full_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["decode", "plan", "--backend", "latency_specialized"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) < 40
+    assert "attention_all_reduce" not in short
+    assert run(["decode", "plan", "--backend", "latency_specialized", "--full"]) == 0
+    full = capsys.readouterr().out
+    assert full.count("attention_all_reduce") == 3
+    assert "before the layers: 2 launches" in full
+    for text in (short, full):
+        assert "kda moe layer, 68 of them: 21 launches (up to 23 with split-K reductions), target 13" in text
+        assert "target 15" in text
+
+
+def test_a_printed_cure_works_when_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["decode", "plan", "--model", "small", "--tp", "4", "--rows", "4", "--backend", "latency_specialized"]
+    assert run([*asked, "--json"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    cures = [one["commands"] for one in before["fallbacks"] if one["commands"]]
+    assert len(cures) == 2
+    for commands in cures:  # one after the other: the second keeps what the first put into the bundle
+        for command in commands:
+            words = shlex.split(command)
+            assert words.pop(0) == "k3lab"
+            assert run([*words, *(["--trials", "1"] if words[0] == "tune" else [])]) == 0, command
+    assert "Tuned launches" in capsys.readouterr().out
+    assert run([*words, "--json"]) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert [(one["family"], one["kind"], one["evidence"]) for one in after["tuned"]] == [
+        ("attention_projection", "kda", "predicted"),
+        ("attention_projection", "mla", "predicted"),
+    ]
+    assert not any(one["commands"] for one in after["fallbacks"])
+    # another step of the same bundle: its cure keeps the bundle and what was accepted
+    assert run(["decode", "plan", *words[2:], "--rows", "8", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    cure = next(one["commands"] for one in other["fallbacks"] if one["commands"])
+    assert "--objective predicted" in cure[0]
+    assert cure[1].endswith("--out out/bundle --add")
+    assert cure[2].endswith("--bundle out/bundle --accept predicted")
+    assert [one["reason"] for one in other["unused_entries"]] == ["it serves at most 4 rows, this step has 8"] * 2
+
+
+def test_auto_says_that_it_uses_no_tuned_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["plan"], ["run", "--tokens", "1", "--rows", "1"]):
+        assert run(["decode", *command]) == 0
+        assert capsys.readouterr().out.count("note: backend auto uses no tuned engine, by design") == 1
+        assert run(["decode", *command, "--json"]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert data["notes" if command[0] == "plan" else "head"][0].startswith("backend auto uses no tuned engine")
+
+
 def test_run_prints_tokens_and_fallbacks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["decode", "run", "--tokens", "2", "--rows", "5", "--backend", "latency_specialized"]) == 0
     text = capsys.readouterr().out
     assert "note: no GPU: the twins run on the CPU" in text
     assert "request 3:" in text
-    assert "and 1 more requests" in text
+    assert "and 1 more request\n" in text
+    assert "5 requests, 2 tokens each" in text
     assert "no engine yet" in text
     assert "no bundle given" in text
 

@@ -18,7 +18,7 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, capfd: pytest.CaptureF
         "9/9  Write the report",
         "$ k3lab tune attention_projection --tp 16 --rows 8 --gpu GB300 --objective predicted --trials 3",
         "chosen:",
-        "only predicted; running them needs --accept predicted",
+        "1 entry is only predicted; running it needs --accept predicted",
         "k3_attention_projection_triton",
         "The trace is synthetic",
         "pass synthetic_trace.json.gz against gb300-tp16",
@@ -72,3 +72,11 @@ def test_a_folder_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a demo's; name another --out folder"):
         demo.prepare(tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+
+
+def test_a_step_that_does_not_end_is_stopped_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "STEP_LIMIT_S", 0.01)
+    assert demo.run_step(demo.Step("slow", ("kernels",)), shown=False) == demo.LATE
+    assert "did not end within 0.01 s" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,10 @@ def test_another_model_finds_no_entry(write_bundle: Callable[..., Path]) -> None
     bundle = Bundle.load(write_bundle(K3), accept_predicted=True)
     made = plan(SMALL_K3, tp=16, rows=8, backend="latency_specialized", bundle=bundle)
     reason = next(one.reason for one in made.fallbacks if one.family == "attention_projection")
-    assert "'hidden': 256" in reason
+    assert reason.endswith(
+        "for other problems than kda-tp16-rows8 with hidden 256, outputs 96 (the nearest has hidden 7168, outputs 3216)"
+    )
+    assert "{" not in reason
 
 
 def test_an_entry_of_another_gpu_is_only_compiled(write_bundle: Callable[..., Path]) -> None:
@@ -142,6 +146,57 @@ def test_the_cure_tunes_as_this_machine_can() -> None:
         first = choose(K3, tp=16, rows=8, gpu="H200", objective=objective)[0]
         assert isinstance(first, Fallback)
         assert f"--gpu h200 --objective {objective}" in first.cure
+        assert ("--accept predicted" in first.commands[-1]) == (objective == "predicted")
+        assert first.cure == " && ".join(first.commands)
+
+
+def test_the_cure_names_the_model_its_problem_comes_from() -> None:
+    small = choose(SMALL_K3, tp=4, rows=8, gpu="GB300")[0]
+    other = choose(replace(K3, name="own k3", hidden_size=4096), tp=4, rows=8, gpu="GB300", model="its/config.json")[0]
+    demo = choose(replace(K3, name="demo-k3-5l-32e", vocab_size=16384), tp=16, rows=8, gpu="GB300")[0]
+    assert isinstance(small, Fallback)
+    assert isinstance(other, Fallback)
+    assert isinstance(demo, Fallback)
+    assert "--model small" in small.commands[0]
+    assert "-small-k3-gb300" in small.commands[0]
+    assert "--model its/config.json" in other.commands[0]
+    assert "-own_k3-gb300" in other.commands[0]
+    assert "--model" not in demo.commands[0]  # its projections are K3's
+    assert "--model demo" in demo.commands[-1]
+
+
+def test_a_problem_no_engine_serves_says_why_in_place_of_commands() -> None:
+    first = choose(replace(K3, hidden_size=7200), tp=16, rows=8, gpu="GB300")[0]
+    assert isinstance(first, Fallback)
+    assert first.commands == ()
+    assert "no engine serves kda-tp16-rows8 on GB300 (triton: hidden 7200 is not a multiple of 64" in first.reason
+
+
+def test_accepting_is_the_cure_where_that_is_enough(write_bundle: Callable[..., Path]) -> None:
+    folder = write_bundle(K3)
+    for gpu, words in (("GB300", "--accept predicted"), ("B300", "--accept compiled --accept predicted")):
+        first = choose(K3, tp=16, rows=8, gpu=gpu, bundle=Bundle.load(folder))[0]
+        assert isinstance(first, Fallback)
+        assert first.cure == (f"k3lab decode plan --model k3 --tp 16 --rows 8 --gpu {gpu} --bundle {folder} {words}")
+
+
+def test_entries_that_nothing_launches_are_listed(write_bundle: Callable[..., Path]) -> None:
+    bundle = Bundle.load(write_bundle(K3), accept_predicted=True)
+    kda, mla = bundle.body.entries
+    own = kda.model_copy(update={"family": "token_mix", "key": {"tp": 16, "width": 7168}})
+    small = mla.model_copy(update={"rows": 4})
+    tp8 = mla.model_copy(update={"key": {**mla.key, "tp": 8}})
+    h200 = mla.model_copy(update={"gpu": "H200"})
+    body = bundle.body.model_copy(update={"entries": (kda, own, small, tp8, h200)})
+    made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=replace(bundle, body=body))
+    assert [(one.family, one.problem, one.reason) for one in made.unused] == [
+        ("token_mix", "tp=16 width=7168 rows=8", "no launch of kimi-k3 uses this family"),
+        ("attention_projection", "mla-tp16-rows4", "it serves at most 4 rows, this step has 8"),
+        ("attention_projection", "mla-tp8-rows8", "no launch of kimi-k3 at TP 16 has this problem"),
+        ("attention_projection", "mla-tp16-rows8", "it was tuned for H200, this step is for GB300"),
+    ]
+    assert [one["family"] for one in made.to_json()["unused_entries"]] == ["token_mix", *["attention_projection"] * 3]
+    assert "token_mix" not in made.families().values()
 
 
 def test_tuned_families_fall_back_where_nothing_can_be_launched(write_bundle: Callable[..., Path]) -> None:

@@ -44,6 +44,7 @@ def test_a_run_repeats_and_depends_on_its_seed(tiny: ModelCard) -> None:
     assert one.ok
     assert (one.device, one.operators, one.fallbacks) == ("cpu", "reference (twins)", ())
     assert any("no GPU" in line for line in one.head)
+    assert one.head[0].startswith("backend auto uses no tuned engine, by design")
 
 
 def test_the_tokens_are_the_greedy_ones(tiny: ModelCard) -> None:
@@ -101,7 +102,15 @@ def test_an_unaccepted_bundle_is_not_used(tiny: ModelCard, write_bundle: Callabl
     bundle = Bundle.load(write_bundle(tiny, tp=1, rows=2))
     report = run(tiny, RunOptions(tokens=1, backend="latency_specialized"), bundle=bundle)
     assert not any("predicted" in line for line in report.head)
-    assert any("only predicted" in one.reason and "--accept predicted" in one.cure for one in report.fallbacks)
+    told = [one for one in report.fallbacks if one.commands]
+    assert len(told) == 2
+    for one in told:
+        assert one.reason.endswith("is only predicted, and that was not accepted, and no GPU here: the twin runs")
+        assert one.cure.startswith(
+            "k3lab decode run --model config.json --tp 1 --rows 2 --tokens 1 --seed 0 --gpu GB300"
+        )
+        assert one.cure.endswith(" --accept predicted")
+    assert not any("backend auto" in line for line in report.head)
 
 
 def test_the_report_is_data(tiny: ModelCard) -> None:
@@ -149,6 +158,8 @@ def test_a_trace_holds_the_marks(tiny: ModelCard, tmp_path: Path) -> None:
     ({"tokens": 0}, "tokens is 0"),
     ({"tokens": 5000}, "tokens is 5000; a run of tiny-k3 produces 1 to 4096"),
     ({"backend": "stock"}, "unknown backend 'stock'"),
+    ({"gpu": "GB301"}, "unknown GPU 'GB301'"),
+    ({"seed": 2**63}, "a seed is a whole number of 64 bits"),
 ])  # fmt: skip
 def test_what_cannot_be_run_is_refused(tiny: ModelCard, options: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
