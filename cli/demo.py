@@ -27,6 +27,8 @@ PROBLEM = ("--tp", "16", "--rows", "8")
 MARKER = ".k3lab-demo"
 """Written into the demo's folder: only a folder that has it is emptied again."""
 STEP_LIMIT_S = 900.0
+LATE = 124
+"""Exit code of a step that was stopped at its limit."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,13 @@ def run_step(step: Step, *, shown: bool) -> int:
     """Run one command in a process of its own; its output is shown as it comes, or kept back."""
     command = [sys.executable, "-m", f"{__package__}.main", *step.command]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(command, timeout=STEP_LIMIT_S, env=environment, stdout=None if shown else subprocess.DEVNULL)
-    return done.returncode
+    try:
+        return subprocess.run(
+            command, timeout=STEP_LIMIT_S, env=environment, stdout=None if shown else subprocess.DEVNULL
+        ).returncode
+    except subprocess.TimeoutExpired:
+        print(f"k3lab: the step did not end within {STEP_LIMIT_S:g} s", file=sys.stderr)
+        return LATE
 
 
 def run_steps(steps: Sequence[Step], *, shown: bool, console: Console) -> list[dict[str, Any]]:
