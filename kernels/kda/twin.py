@@ -113,10 +113,11 @@ def kda(
     taps = torch.cat([weights.conv_q, weights.conv_k, weights.conv_v]).to(dtype).T  # [W, 3hD]
     raw = raw.view(requests, q_len, 3 * width)
 
-    window, current = conv_state, state.to(dtype)
+    window, current, history = conv_state, state.to(dtype), taps.shape[0] - 1
     outputs, conv_states, states = [], [], []
     for token in range(q_len):
-        window = torch.cat([window[:, -(taps.shape[0] - 1) :], raw[:, token, None].to(window.dtype)], dim=1)
+        kept = window[:, window.shape[1] - history :]
+        window = torch.cat([kept, raw[:, token, None].to(window.dtype)], dim=1)
         conv = torch.nn.functional.silu((window.to(dtype) * taps).sum(1))
         if not fused_rounding:
             conv = conv.to(proj.dtype).to(dtype)

@@ -214,3 +214,18 @@ def test_wrong_shapes_are_refused() -> None:
         kda(proj, weights, conv_state, state, q_len=3, **STEP)
     with pytest.raises(InputError, match=f"need {4 * WIDTH + R + HEADS}"):
         kda(proj[:, :-4], weights, conv_state, state, q_len=2, **STEP)
+
+
+def test_a_filter_of_one_tap_has_no_history():
+    proj, weights, _, state = _case(4)
+    one = {name: getattr(weights, name)[:, -1:] for name in ("conv_q", "conv_k", "conv_v")}
+    weights = dataclasses.replace(weights, **one)
+    history = torch.empty(B, 0, 3 * WIDTH, dtype=F64)
+    out, convs, _ = kda(proj, weights, history, state, q_len=4, **STEP)
+    assert convs.shape == (B, 4, 0, 3 * WIDTH)
+    # the same as four taps of which only the last is not zero
+    four = {name: torch.nn.functional.pad(tap, (3, 0)) for name, tap in one.items()}
+    want, _, _ = kda(
+        proj, dataclasses.replace(weights, **four), torch.randn(B, 3, 3 * WIDTH, dtype=F64), state, q_len=4, **STEP
+    )
+    torch.testing.assert_close(out, want, rtol=0, atol=1e-12)
