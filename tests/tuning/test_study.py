@@ -285,16 +285,16 @@ def test_a_link_to_a_study_is_that_study_with_its_lock(tmp_path: Path) -> None:
             TuningStudy.for_tuning(other, identity())
 
 
-def test_a_pipe_or_a_device_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_and_left_alone(tmp_path: Path) -> None:
+    """As a device is; a test that failed to would break the machine it runs on as root."""
     pipe, link = tmp_path / "pipe.sqlite3", tmp_path / "link.sqlite3"
     os.mkfifo(pipe)
-    link.symlink_to("/dev/null")
+    link.symlink_to(pipe)
     for path in (pipe, link):
         for opened in (lambda p=path: TuningStudy.for_tuning(p, identity()), lambda p=path: TuningStudy.for_reading(p)):
             with pytest.raises(InputError, match="is no regular file"):
                 opened()
     assert pipe.is_fifo()
-    assert Path("/dev/null").is_char_device()
 
 
 def test_a_lock_file_that_is_none_is_told(tmp_path: Path) -> None:
