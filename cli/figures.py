@@ -13,9 +13,9 @@ HEIGHT = 340
 
 def _plain(figure: Figure, title: str, height: int = HEIGHT) -> Figure:
     figure.update_layout(
-        title={"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "xref": "paper"},
+        title={"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 4}},
         height=height,
-        margin={"l": 60, "r": 20, "t": 56, "b": 48},
+        margin={"l": 56, "r": 16, "t": 64, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13, "color": GREY},
@@ -68,13 +68,12 @@ def study_figure(study: dict[str, Any]) -> Figure:
     )
     figure.update_xaxes(title="trial")
     figure.update_yaxes(title=f"{study['evidence']} time, us", rangemode="tozero")
-    return _plain(
-        figure, f"{study['family']}/{study['engine']} {study['label']} on {study['gpu']}: {study['evidence']}"
-    )
+    title = f"{study['family']}/{study['engine']}<br>{study['label']} on {study['gpu']}: {study['evidence']}"
+    return _plain(figure, title)
 
 
 def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figure:
-    """One layer, family by family: the byte floor, and what a winner adds to it."""
+    """One layer, family by family: the byte floor, and what a winner adds to it. Titles have lines short enough for a phone."""
     import plotly.graph_objects as go
 
     names = [part["family"] for part in layer["parts"]]
@@ -87,13 +86,14 @@ def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figur
     texts = [part["evidence"] if part["time_us"] else "" for part in layer["parts"]]
     figure.add_bar(
         y=names, x=over, orientation="h", name="winner above its floor", marker={"color": ORANGE}, text=texts,
-        textposition="outside", hovertemplate="%{y}<br>+%{x:.2f} us (%{text})<extra></extra>",
+        textposition="outside", cliponaxis=False, hovertemplate="%{y}<br>+%{x:.2f} us (%{text})<extra></extra>",
     )  # fmt: skip
     figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
-    figure.update_xaxes(title="us")
-    beside = f", budget {budget_us:.0f} us" if budget_us else ""
-    title = f"{layer['kind'].upper()} + MoE layer, TP{layer['tp']}, {layer['rows']} rows on {layer['gpu']}: bound {layer['bound_us']:.1f} us{beside}"
-    return _plain(figure, title)
+    longest = max((part["time_us"] or part["floor_us"] for part in layer["parts"]), default=1.0)
+    figure.update_xaxes(title="us", range=[0, 1.35 * longest])  # room for the evidence word beside a bar
+    beside = f"; budget {budget_us:.0f} us" if budget_us else ""
+    title = f"{layer['kind'].upper()} + MoE, TP{layer['tp']}, {layer['rows']} rows, {layer['gpu']}"
+    return _plain(figure, f"{title}<br>{layer['sum_us']:.1f} us, {layer['evidence']}{beside}")
 
 
 def terms_figure(prediction: dict[str, Any], title: str) -> Figure:

@@ -223,7 +223,7 @@ class Lab:
         from .verdict_data import verdict_data
 
         data = verdict_data(Path(path), budget)
-        rows = [("verdict", data["status"]), ("because", data["line"])]
+        rows = [("verdict", data["word"]), ("because", data["line"])]
         return Shown(f"trace {Path(path).name} against {budget}", data, rows)
 
 

@@ -42,14 +42,35 @@ def winner_rows(studies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_studies(families: list[dict[str, Any]], winners: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The families with the studies shown on the page added to the evidence on record."""
+    """The families with the studies shown on the page added to the evidence on record.
+
+    One entry a GPU, evidence word and problem; the page's own study stands before the record of the same problem,
+    and an entry without a number is left out where there is one with a number.
+    """
     rows = []
     for row in families:
-        known = [{"gpu": entry["gpu"], "evidence": entry["evidence"]} for entry in row["evidence"]]
-        known += [{"gpu": win["gpu"], "evidence": win["evidence"]} for win in winners if win["family"] == row["family"]]
-        distinct = [entry for index, entry in enumerate(known) if entry not in known[:index]]
-        rows.append({**row, "evidence": distinct})
+        own = [win for win in winners if win["family"] == row["family"]]
+        entries: dict[tuple[str, str], dict[str | None, float | None]] = {}
+        for entry in [*own, *row["evidence"]]:
+            known = entries.setdefault((entry["gpu"], entry["evidence"]), {})
+            known.setdefault(entry.get("label"), entry.get("value_us"))
+        listed = [
+            {"gpu": gpu, "evidence": word, "label": label, "value_us": value}
+            for (gpu, word), known in entries.items()
+            for label, value in known.items()
+            if value is not None or not any(known.values())
+        ]
+        rows.append({**row, "evidence": listed})
     return rows
+
+
+def other_gpu(verdict: dict[str, Any], gpu: str) -> str | None:
+    """A sentence where the trace was not recorded on the GPU that the page is about."""
+    others = [name for name in verdict["gpus"] if gpu.upper() not in name.upper().replace("-", " ").split()]
+    if not others:
+        return None
+    made = "is a synthetic one for" if verdict["synthetic"] else "was recorded on"
+    return f"The trace {made} {', '.join(others)}; the layer above is for {gpu}."
 
 
 def model_error(study: dict[str, Any]) -> str | None:
@@ -85,6 +106,10 @@ def collect(
     from .study_data import layer_data, study_data
     from .verdict_data import budget_us, verdict_data
 
+    card = gpu_card(gpu)
+    verdict = verdict_data(trace, budget) if trace else None
+    if verdict:
+        verdict["other_gpu"] = other_gpu(verdict, card.name)
     found = [study_data(path) for path in studies]
     for study in found:
         study["error"] = model_error(study)
@@ -98,9 +123,9 @@ def collect(
         "studies": found,
         "winners": winner_rows(found),
         "bundles": [describe(Bundle.load(path, accept_predicted=True)) for path in bundles],
-        "layer": layer_data(K3, tp, rows, kind, gpu_card(gpu), found),
+        "layer": layer_data(K3, tp, rows, kind, card, found),
         "budget_us": budget_us(budget, kind, gpu, tp),
-        "verdict": verdict_data(trace, budget) if trace else None,
+        "verdict": verdict,
     }
 
 
@@ -144,7 +169,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
     """Say where it is and what it holds."""
     console.print(f"report: {data['report']}", soft_wrap=True)
     console.print(
-        f"studies: {len(data['studies'])}, bundles: {len(data['bundles'])}, trace verdict: {data['verdict'] or 'no trace'}"
+        f"studies: {len(data['studies'])}, bundles: {len(data['bundles'])}, trace verdict: {data['verdict_shown'] or 'no trace'}"
     )
 
 
@@ -178,5 +203,6 @@ def register(app: typer.Typer) -> None:
             "studies": [item["path"] for item in data["studies"]],
             "bundles": [item["path"] for item in data["bundles"]],
             "verdict": data["verdict"]["status"] if data["verdict"] else None,
+            "verdict_shown": data["verdict"]["word"] if data["verdict"] else None,
         }
         emit(summary, as_json, render)

@@ -63,8 +63,8 @@ def layer_data(
 ) -> dict[str, Any]:
     """One MoE layer, family by family: bytes, floor, and the time of a study's winner where there is one.
 
-    The total takes the winner's time where one is known and the floor elsewhere: a lower bound, without
-    collectives and without what lies between kernels.
+    ``sum_us`` takes the winner's time where one is known and the floor elsewhere, without collectives and without
+    what lies between kernels; ``evidence`` and ``basis`` say what it rests on. Only of floors alone is it a bound.
 
     Raises:
         InputError: no such kind, TP does not divide, rows out of range.
@@ -84,6 +84,7 @@ def layer_data(
             "time_us": known["choice"]["value_us"] if known else None,
             "evidence": known["evidence"] if known else "floor",
         })  # fmt: skip
+    evidence, basis = layer_basis(parts)
     return {
         "model": card.name,
         "tp": tp,
@@ -93,8 +94,23 @@ def layer_data(
         "bandwidth": gpu.read_bandwidth_source,
         "parts": parts,
         "floor_us": sum(part["floor_us"] for part in parts),
-        "bound_us": sum(part["time_us"] or part["floor_us"] for part in parts),
+        "sum_us": sum(part["time_us"] or part["floor_us"] for part in parts),
+        "evidence": evidence,
+        "basis": basis,
     }
+
+
+def layer_basis(parts: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """Evidence of a layer's sum in a few words, and what it holds in one line."""
+    counts = {word: sum(part["evidence"] == word for part in parts) for word in ("measured", "predicted")}
+    words = [word for word, count in counts.items() if count]
+    if not words:
+        return "lower bound", "byte floors alone; without collectives and gaps"
+    won = " and ".join(f"{counts[word]} {word}" for word in words)
+    whole = sum(counts.values()) == len(parts)
+    held = f"{won} winner{'s' if sum(counts.values()) > 1 else ''}"
+    held = held if whole else f"floors plus {held}"
+    return f"{'' if whole else 'partly '}{' and '.join(words)}", f"{held}; without collectives and gaps"
 
 
 def floors(owner: Family, problem: Problem, sizes: Sequence[int], card: ModelCard = K3) -> list[dict[str, Any]]:

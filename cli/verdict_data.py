@@ -40,11 +40,23 @@ def listed(sequence: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     most = sorted(kernels, key=lambda kernel: -kernel["us"])
     shown = kernels if len(kernels) <= SHOWN else sorted(most[:SHOWN], key=lambda kernel: kernel["place"])
     rest = [kernel for kernel in kernels if kernel not in shown]
-    return {"count": len(kernels), "kernels": shown, "others": len(rest), "others_us": sum(kernel["us"] for kernel in rest)}
+    return {
+        "count": len(kernels),
+        "kernels": shown,
+        "others": len(rest),
+        "others_us": sum(kernel["us"] for kernel in rest),
+    }
+
+
+def shown_verdict(verdict: str, synthetic: bool) -> dict[str, str]:
+    """Words and style class of a verdict: of a trace that a generator wrote it does not look like one of a real run."""
+    if synthetic and verdict != "not judged":
+        return {"word": f"{verdict} (synthetic)", "style": "synthetic"}
+    return {"word": verdict, "style": verdict.split()[0]}
 
 
 def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
-    """Verdict, the line that says why, notes, and each layer class kernel by kernel.
+    """Verdict, the line that says why, GPUs, notes, and each layer class kernel by kernel.
 
     Raises:
         TraceError: no usable trace, or no such budget.
@@ -52,20 +64,24 @@ def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
     from ..traces import check_trace
 
     report = check_trace(trace, budget)
+    devices = report.to_json()["devices"]
     classes = [
         {
             "name": group["class"],
             "kind": group["kind"],
             "verdict": group["verdict"],
+            **shown_verdict(group["verdict"], report.trace.synthetic),
             "layers": len(group["layers"]),
             "us": group["completion_period_ns"] / 1000,
             **listed(group["sequence"]),
         }
-        for device in report.to_json()["devices"]
+        for device in devices
         for group in device["classes"]
     ]
     return {
         "status": report.verdict,
+        **shown_verdict(report.verdict, report.trace.synthetic),
+        "gpus": list(dict.fromkeys(device["gpu"] for device in devices if device["gpu"])),
         "budget": budget,
         "line": report.headline,
         "synthetic": report.trace.synthetic,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from k3lab.cli import main
 from k3lab.cli.lab import open_lab
-from k3lab.cli.study_data import layer_data
+from k3lab.cli.study_data import layer_basis, layer_data
 from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.accounting import layer_bytes
 from k3lab.kernels.gpu_cards import gpu_card
@@ -36,6 +36,11 @@ def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: p
     assert "k3_experts_synthetic_routed" in body
     assert "synthetic trace" in body
     assert body.count('class="word predicted"') >= 3  # legend, family, winner
+    assert data["verdict_shown"] == "pass (synthetic)"
+    assert '<b class="synthetic">pass (synthetic)</b>' in body
+    assert 'class="word pass"' not in body  # no verdict of a synthetic trace looks like one of a real run
+    assert "partly predicted: floors plus 1 predicted winner; without collectives and gaps" in body
+    assert "the layer above is for" not in body
     assert len(re.findall(r"Plotly\.newPlot\(", body)) == 2
 
 
@@ -73,6 +78,40 @@ def test_unwritable_folder_and_wrong_study(tmp_path: Path, capsys: pytest.Captur
     assert not (tmp_path / "page").exists()
 
 
+def test_a_trace_of_another_gpu_is_told(tmp_path: Path) -> None:
+    trace = synthesize(tmp_path / "trace.json.gz", layers=8, steps=22)
+    assert main.run(["report", "--out", "page", "--trace", str(trace), "--gpu", "h200"]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "The trace is a synthetic one for NVIDIA GB300; the layer above is for H200." in text
+    assert "synthetic trace of NVIDIA GB300" in text
+
+
+def test_numbers_stand_beside_their_evidence_word(study: Path, tmp_path: Path) -> None:
+    results = Path(__file__).resolve().parents[2] / "results"
+    recorded = json.loads((results / "h200" / "attention_projection.json").read_text())["choice"]["value_us"]
+    assert main.run(["report", "--out", "page", "--study", str(study), "--results", str(results)]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert f'H200 <span class="word measured">measured</span> {recorded:.2f} us' in text
+    assert text.count('GB300 <span class="word predicted">predicted</span> ') == 1  # the page's own study, not the record
+
+
+@pytest.mark.parametrize(
+    ("words", "evidence", "basis"),
+    [
+        (["floor"] * 3, "lower bound", "byte floors alone"),
+        (["predicted", "floor", "floor"], "partly predicted", "floors plus 1 predicted winner;"),
+        (["measured", "measured", "floor"], "partly measured", "floors plus 2 measured winners;"),
+        (["measured", "predicted", "floor"], "partly measured and predicted", "floors plus 1 measured and 1 predicted winners;"),
+        (["predicted"] * 3, "predicted", "3 predicted winners;"),
+    ],
+)  # fmt: skip
+def test_the_sum_of_a_layer_has_its_evidence_word(words: list[str], evidence: str, basis: str) -> None:
+    found = layer_basis([{"evidence": word} for word in words])
+    assert found[0] == evidence
+    assert found[1].startswith(basis)
+    assert found[1].endswith("without collectives and gaps")
+
+
 @pytest.mark.parametrize("kind", ["kda", "mla"])
 def test_the_layer_adds_up_to_the_model(kind: str) -> None:
     """The families of a layer together move what the accounting says of the layer, but for activations."""
@@ -83,8 +122,9 @@ def test_the_layer_adds_up_to_the_model(kind: str) -> None:
     )  # type: ignore[attr-defined]
     whole = layer_bytes(K3, 16, 8, kind, **cache).total  # type: ignore[arg-type]
     assert moved == pytest.approx(whole, rel=0.04)
-    assert layer["bound_us"] == pytest.approx(layer["floor_us"])
+    assert layer["sum_us"] == pytest.approx(layer["floor_us"])
     assert {part["evidence"] for part in layer["parts"]} == {"floor"}
+    assert layer["evidence"] == "lower bound"
 
 
 def test_a_winner_replaces_its_floor(study: Path) -> None:
@@ -94,7 +134,7 @@ def test_a_winner_replaces_its_floor(study: Path) -> None:
     layer = layer_data(K3, 16, 8, "kda", gpu_card("GB300"), [data])
     first = layer["parts"][0]
     assert (first["evidence"], first["time_us"]) == ("predicted", data["choice"]["value_us"])
-    assert layer["bound_us"] == pytest.approx(layer["floor_us"] - first["floor_us"] + first["time_us"])
+    assert layer["sum_us"] == pytest.approx(layer["floor_us"] - first["floor_us"] + first["time_us"])
     other = layer_data(K3, 16, 8, "kda", gpu_card("H200"), [data])  # another GPU's winner does not count
     assert other["parts"][0]["time_us"] is None
 
