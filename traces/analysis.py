@@ -53,6 +53,8 @@ class StepCounts:
     outside: int
     decode: bool
     requests: int | None
+    rows: int | None = None
+    """Tokens in a step, where all marks say the same."""
     strays: int = 0
     """Kernels in no step that run during the steps used."""
 
@@ -124,7 +126,7 @@ def _chosen(steps: Steps) -> tuple[list[Step], StepCounts]:
     whole = whole[warm_up:]
     modal = _modal(whole)
     even = [step for step in whole if step.names == modal]
-    requests = {step.requests for step in even}
+    requests, rows = {step.requests for step in even}, {step.rows for step in even}
     counts = StepCounts(
         source=steps.source,
         found=len(steps.steps),
@@ -136,6 +138,7 @@ def _chosen(steps: Steps) -> tuple[list[Step], StepCounts]:
         outside=steps.outside,
         decode=bool(decode),
         requests=requests.pop() if len(requests) == 1 else None,
+        rows=rows.pop() if len(rows) == 1 else None,
     )
     return even, counts
 

@@ -192,7 +192,7 @@ def _budget_notes(
     assumed = []
     if tp is None and trace.world_size is None:
         assumed.append(f"TP{budget.tp}")
-    if rows is None and budget.rows is not None:
+    if rows is None and budget.rows is not None and any(report.layers.counts.rows is None for report in devices):
         assumed.append(f"{budget.rows} rows")
     if assumed:
         notes.append(f"not in the trace and taken from the budget: {', '.join(assumed)}")

@@ -12,13 +12,14 @@ from .model import HostRange, Thread
 
 @dataclass(frozen=True)
 class StepMark:
-    """What the name of a step mark says. ``decode`` is None where it does not say."""
+    """What the name of a step mark says; None where it does not say. ``rows``: tokens over all requests."""
 
     decode: bool | None
     requests: int | None
+    rows: int | None = None
 
 
-_VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)(?:\([^)]*\))?_generation_(\d+)")
+_VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)(?:\([^)]*\))?_generation_(\d+)(?:\((?:sq)?(\d+))?")
 _SGLANG = re.compile(r"step\[\s*(\w+)(?:[^\]]*?\bbs=(\d+))?")
 _TRTLLM = re.compile(r"_forward_step\s+\d+:\s*(\d+) ctx reqs,\s*(\d+) gen reqs")
 _PLAIN = re.compile(r"^(?:k3lab[ ./:_-]?)?(?:(decode|verify)[ ._-]?)?step(?:[ ._:#-]*\d+|\b)", re.IGNORECASE)
@@ -35,7 +36,8 @@ _CAMEL_LAYER = re.compile(r"(?:Transformer|Decoder)(?:Block|Layer)[._\[\(:=# -]+
 def step_mark(name: str) -> StepMark | None:
     """Read a range name as a step mark of vLLM, SGLang, TensorRT-LLM or this project; None if it is not one."""
     if found := _VLLM.search(name):
-        return StepMark(int(found[1]) == 0 and int(found[2]) > 0, int(found[2]))
+        decode = int(found[1]) == 0 and int(found[2]) > 0
+        return StepMark(decode, int(found[2]), int(found[3]) if decode and found[3] else None)
     if found := _SGLANG.search(name):
         return StepMark(found[1].upper() in _DECODE_MODES, int(found[2]) if found[2] else None)
     if found := _TRTLLM.search(name):

@@ -97,7 +97,8 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
         "steps": {
             "source": counts.source, "found": counts.found, "used": counts.used, "warm_up": counts.warm_up,
             "cut": counts.cut, "uneven": counts.uneven, "prefill": counts.prefill,
-            "kernels_outside": counts.outside, "requests": counts.requests, "median_ns": device.step_ns,
+            "kernels_outside": counts.outside, "requests": counts.requests, "rows": counts.rows,
+            "strays": counts.strays, "median_ns": device.step_ns,
         },
         "split": {
             "method": device.method, "prefix": device.prefix, "suffix": device.suffix, "between": device.between,

@@ -38,6 +38,7 @@ class Step:
     kernels: tuple[Marked, ...]
     decode: bool | None = None
     requests: int | None = None
+    rows: int | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ def _layer_passes(items: Sequence[Marked]) -> list[list[Marked]]:
 def _step(kernels: tuple[Marked, ...]) -> Step:
     found = kernels[0].step
     said = step_mark(found.name) if found is not None else None
-    return Step(kernels, said.decode if said else None, said.requests if said else None)
+    return Step(kernels, said.decode, said.requests, said.rows) if said else Step(kernels)
 
 
 def merged(steps: Steps, items: Sequence[Marked]) -> Steps:

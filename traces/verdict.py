@@ -85,8 +85,9 @@ def find_doubts(
     said_tp = tp if tp is not None else trace.world_size
     if said_tp is not None and said_tp != budget.tp:
         time.append(f"TP is {said_tp}; the budget is for TP{budget.tp}")
-    if rows is not None and budget.rows is not None and rows != budget.rows:
-        time.append(f"a step has {rows} rows; the budget is for {budget.rows}")
+    if trace.world_size is not None and tp is not None and trace.world_size % tp:
+        time.append(f"TP is {tp} on your word, and the trace is of {trace.world_size} ranks")
+    time.extend(_other_rows(rows, device, budget))
     if trace.resolution_ns >= COARSE_NS:
         time.append("resolution: the file counts whole microseconds, too coarse for this budget")
     if trace.rejected:
@@ -100,6 +101,20 @@ def find_doubts(
     if trace.graph_replays:
         passing.append(f"{len(trace.graph_replays)} graph replays were traced as a whole; {RECAPTURE}")
     return Doubts(tuple(everything), tuple(time), tuple(passing))
+
+
+def _other_rows(rows: int | None, device: DeviceLayers, budget: Budget) -> list[str]:
+    """Why the steps are not those of the budget: by their marks, else by the caller's word."""
+    marked, requests = device.counts.rows, device.counts.requests
+    if budget.rows is None:
+        return []
+    if marked is not None and marked != budget.rows:
+        return [f"a step has {marked} rows by its mark; the budget is for {budget.rows}"]
+    if requests is not None and requests > budget.rows:
+        return [f"a step has {requests} requests by its mark; the budget is for {budget.rows} rows"]
+    if rows is not None and rows != budget.rows:
+        return [f"a step has {rows} rows; the budget is for {budget.rows}"]
+    return []
 
 
 def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, doubts: Doubts) -> Judgement:

@@ -113,3 +113,43 @@ def test_thousands_of_open_marks_do_not_hang():
     )
     assert time.monotonic() - began < 10
     assert all(len(marks) <= 200 and marks[-1].name == "layer 19999" for marks in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "says"),
+    [
+        ("execute_context_0(0)_generation_1(8)", "pass", None),
+        ("execute_context_0(0)_generation_1(1)", "inconclusive", "1 rows by its mark"),
+        (
+            "execute_9_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk5sqsq5sqsk5)",
+            "inconclusive",
+            "32 rows by its mark",
+        ),
+        ("step[DECODE bs=1]", "pass", None),
+        ("step[DECODE bs=9]", "inconclusive", "9 requests by its mark"),
+    ],
+)
+def test_rows_that_a_step_mark_tells_count(tmp_path, make, name, verdict, says):
+    def layer(_layer, clock, correlation):
+        calls = [
+            make.host("cuda_runtime", "cudaLaunchKernel", clock + 3 * i - 10, 1.0, correlation + i) for i in range(13)
+        ]
+        rows = [make.kernel(f"kda_{i:02}", clock + 3 * i, 3.001, correlation=correlation + i) for i in range(13)]
+        return [*calls, *rows], 39.0, 13
+
+    events = steps_of(make, layer, step_mark=name)
+    for told in (8, None):
+        path = make.torch(tmp_path / "t.json", events, **HEAD)
+        report = check_trace(path, "gb300-tp16", tp=16, rows=told)
+        assert report.verdict == verdict, report.reasons
+        assert says is None or any(says in reason for reason in report.reasons)
+    assert any("8 rows" in note for note in report.notes) == name.startswith("step")
+
+
+def test_a_tp_that_cannot_be_is_not_believed(tmp_path, make):
+    events = make.pdl_events(slow=None, bubble=None)
+    verdicts = {}
+    for ranks in (8, 16, 32):
+        head = HEAD | {"distributedInfo": {"world_size": ranks, "rank": 0}}
+        verdicts[ranks] = check_trace(make.torch(tmp_path / "t.json", events, **head), "gb300-tp16", tp=16).verdict
+    assert verdicts == {8: "inconclusive", 16: "pass", 32: "pass"}
