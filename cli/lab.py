@@ -52,6 +52,16 @@ class Study(Shown):
         return study_figure(dict(self.data))
 
 
+def _import_optuna() -> None:
+    """Import it without the warning that its progress bar, which is not used, would like ipywidgets in a notebook."""
+    import importlib
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        importlib.import_module("optuna")
+
+
 def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} us"
 
@@ -183,13 +193,15 @@ class Lab:
         return Shown(f"measured {self.title} on {device.name}", found.to_json(), rows)
 
     def tune(self, trials: int, study: str | Path | None = None, objective: str | None = None) -> Study:
-        """Search until the study holds so many trials.
+        """Search until the study holds so many trials; what it holds already counts, and the result says so.
 
         Measured where the GPU is here, predicted elsewhere; ``study`` is its file (default: under studies/).
         """
         from ..kernels.device import discover
         from ..tuning.tune import TuneRequest, tune
         from .study_data import study_data
+
+        _import_optuna()
 
         here = discover()
         known = here is not None and here.card is not None and here.card.name == self.gpu.name
@@ -203,6 +215,11 @@ class Lab:
         rows: list[tuple[str, Any]] = [
             ("trials", ", ".join(f"{count} {status}" for status, count in result.statuses.items()))
         ]
+        older = sum(result.statuses.values()) - result.new_trials
+        if older and result.new_trials:
+            rows.append(("older", f"{older} of them were in the study already, {result.new_trials} are new"))
+        elif older:
+            rows.append(("older", f"all {older} were in the study already: nothing ran; ask for more trials, or name another study"))
         if result.choice:
             chosen = result.choice
             rows += [

@@ -14,6 +14,7 @@ import typer
 
 from ..kernels.errors import InputError
 from .output import Json, emit
+from .select import GPU_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -189,7 +190,7 @@ def register(app: typer.Typer) -> None:
         tp: Annotated[int, typer.Option(help="Tensor-parallel size of the layer shown.")] = 16,
         rows: Annotated[int, typer.Option(help="Rows of the layer shown.")] = 8,
         kind: Annotated[str, typer.Option(help="Kind of the layer shown: kda or mla.")] = "kda",
-        gpu: Annotated[str, typer.Option(help="GPU of the layer shown.")] = "GB300",
+        gpu: Annotated[str, typer.Option(help=f"GPU of the layer shown: {GPU_NAMES}.")] = "GB300",
         as_json: Json = False,
     ) -> None:
         """Write one HTML page: families, studies, winners, the layer and its budget."""

@@ -17,7 +17,13 @@ MAX_SEED = 2**32 - 1
 
 Tp = Annotated[int, typer.Option("--tp", help="Tensor-parallel size.")]
 Rows = Annotated[int, typer.Option("--rows", help="Token rows in the step, 1 to 64.")]
-Kind = Annotated[str | None, typer.Option("--kind", help="Layer kind or variant, where the family has some.")]
+KIND_HELP = (
+    "Layer kind or variant (default: the family's first). attention_projection, output_projection: kda, mla; "
+    "others: see 'kinds' in `k3lab kernels --json`."
+)
+GPU_NAMES = ", ".join(card.lower() for card in GPU_CARDS)
+"""GPU cards there are, for help texts."""
+Kind = Annotated[str | None, typer.Option("--kind", help=KIND_HELP)]
 EngineName = Annotated[str | None, typer.Option("--engine", help="Engine; see 'k3lab kernels'.")]
 ConfigText = Annotated[
     str | None,

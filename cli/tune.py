@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .select import MAX_SEED, EngineName, Kind, Model, Rows, Tp
+from .select import GPU_NAMES, MAX_SEED, EngineName, Kind, Model, Rows, Tp
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..tuning.tune import TuneRequest
 
 FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it.")]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="GPU card to tune for (default: the GPU here, else gb300).")]
+Gpu = Annotated[
+    str | None, typer.Option("--gpu", help=f"GPU to tune for: {GPU_NAMES} (default: the GPU here, else gb300).")
+]
 Objective = Annotated[
     str | None,
     typer.Option("--objective", help="measured or predicted (default: measured if that GPU is here, else predicted)."),

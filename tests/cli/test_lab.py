@@ -34,6 +34,9 @@ def test_tune_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = lab.tune(2, study=tmp_path / "s.sqlite3")
     again = lab.tune(4, study=tmp_path / "s.sqlite3")
     assert (len(first["trials"]), len(again["trials"])) == (2, 4)
+    assert "older" not in dict(first.rows)
+    assert dict(again.rows)["older"] == "2 of them were in the study already, 2 are new"
+    assert dict(lab.tune(3, study=tmp_path / "s.sqlite3").rows)["older"].startswith("all 4 were in the study already")
     assert again["trials"][:2] == first["trials"]
     assert again["evidence"] == "predicted"
     title = again.figure.layout.title.text

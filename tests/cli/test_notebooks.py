@@ -27,6 +27,7 @@ def test_notebook_runs(name: str, tmp_path: Path) -> None:
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     text = str([cell.get("outputs") for cell in notebook.cells])
+    assert "Warning" not in text
     assert "pass" in text
     assert "predicted" in text
     assert "application/vnd.plotly" in text
