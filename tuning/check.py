@@ -140,8 +140,8 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         _repeatable(full, outputs, poison, faults)
         judge(problem.rows, "graph replay")
     for name, (whole, view) in guarded.items():
-        if (beyond := written_beyond(whole, view)) is not None:
-            faults.append(f"{name} was written beyond its end, first at element {beyond} of {view.numel()}")
+        if (place := written_beyond(whole, view)) is not None:
+            faults.append(f"{name} was written beyond its end, first at element {place} of {view.numel()}")
     for name, before in kept.items():
         if not torch.equal(before.view(torch.uint8), inputs[name].view(torch.uint8)):
             faults.append(f"input {name} was changed")
