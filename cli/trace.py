@@ -26,11 +26,14 @@ def _us(ns: int | None) -> str:
     return "-" if ns is None else f"{ns / 1000:.1f}"
 
 
-def _word(verdict: str) -> str:
+def _word(verdict: str, synthetic: bool) -> str:
+    """The verdict in its colour; a pass of a synthetic trace does not look like one of a real run."""
+    if synthetic and verdict == "pass":
+        return "[dim]pass (synthetic)[/]"
     return f"[{_COLOURS[verdict]}]{verdict}[/]"
 
 
-def _classes(data: dict[str, Any], judged: bool) -> Any:
+def _classes(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
@@ -44,7 +47,7 @@ def _classes(data: dict[str, Any], judged: bool) -> Any:
         parts = ", ".join(f"{item['family'] or _short(item['kernel'])} {_us(item['increment_ns'])}" for item in top)
         cells = [row["class"], row["kind"] or "?", str(len(row["layers"])), str(row["kernels"]),
                  _us(row["completion_period_ns"]), escape(parts)]  # fmt: skip
-        table.add_row(*cells, *([_word(row["verdict"])] if judged else []))
+        table.add_row(*cells, *([_word(row["verdict"], synthetic)] if judged else []))
     return table
 
 
@@ -54,7 +57,7 @@ def _short(name: str) -> str:
     return short_name(name, 32)
 
 
-def _layers(data: dict[str, Any], judged: bool) -> Any:
+def _layers(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
@@ -70,7 +73,7 @@ def _layers(data: dict[str, Any], judged: bool) -> Any:
         times = (row["completion_period_ns"], row["p10_ns"], row["p90_ns"], step["wall_ns"], step["busy_ns"],
                  step["sum_ns"], overlap, step["gap_ns"], step["start_period_ns"])  # fmt: skip
         cells = [escape(row["name"]), row["class"], str(row["kernels"]), *map(_us, times)]
-        table.add_row(*cells, *([_word(row["verdict"])] if judged else []))
+        table.add_row(*cells, *([_word(row["verdict"], synthetic)] if judged else []))
     return table
 
 
@@ -85,11 +88,11 @@ def _lines(console: Console, title: str, lines: list[str]) -> None:
 
 def render(console: Console, data: dict[str, Any]) -> None:
     """Print the verdict, then classes, layers, findings and notes."""
-    judged = data["budget"] is not None
+    judged, synthetic = data["budget"] is not None, data["synthetic"]
     if judged:
         first = f": {data['reasons'][0]}" if data["reasons"] else ""
         console.print(
-            f"{_word(data['verdict'])} {data['file']} against {data['budget']['name']}", highlight=False, end=""
+            f"{_word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}", highlight=False, end=""
         )
         console.print(first, markup=False)
     else:
@@ -103,8 +106,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
             about += f" and {split['suffix']} after them"
         console.print(about, markup=False)
         if device["layers"]:
-            console.print(_classes(device, judged))
-            console.print(_layers(device, judged))
+            console.print(_classes(device, judged, synthetic))
+            console.print(_layers(device, judged, synthetic))
         _lines(console, "Findings", [item["text"] for item in device["findings"]])
     _lines(console, "Reasons", data["reasons"])
     _lines(console, "Notes", data["notes"])
@@ -136,3 +139,40 @@ def show(file: File, layers: Layers = None, plan: Plan = None, as_json: Json = F
     from ..traces import inspect_trace
 
     emit(inspect_trace(file, layers=layers, plan=plan).to_json(), as_json, render)
+
+
+def render_synthesized(console: Console, data: dict[str, Any]) -> None:
+    """Say what was written."""
+    slow = f", layer {', '.join(map(str, data['slow_layers']))} slow by {data['slow_us']:g} us" if data["slow_layers"] else ""
+    console.print(f"wrote {data['trace']}: synthetic, {data['steps']} steps of {data['layers']} layers{slow}", markup=False)
+
+
+@app.command("synthesize")
+def synthesize_command(
+    out: Annotated[Path, typer.Argument(help="Trace to write: .json, or .json.gz.")],
+    layers: Annotated[int, typer.Option("--layers", min=1, max=200, help="Layers of a step.")] = 12,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=500, help="Decode steps.")] = 25,
+    slow_layer: Annotated[
+        list[int] | None, typer.Option("--slow-layer", help="Layer, from 0, whose routed experts are slow; repeatable.")
+    ] = None,
+    slow_us: Annotated[float, typer.Option("--slow-us", min=0.001, max=1e6, help="By how much, in us.")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Write a synthetic decode trace, to see what a verdict looks like; it is marked as such and measures nothing."""
+    from ..kernels import InputError
+    from ..traces import synthesize
+    from ..traces.synthetic import Faults
+
+    slow = sorted(set(slow_layer or ()))
+    if absent := [layer for layer in slow if not 0 <= layer < layers]:
+        raise InputError(f"--slow-layer is {absent[0]}, layers are 0 to {layers - 1}")
+    if not out.name.endswith((".json", ".json.gz")):
+        raise InputError(f"{out} is no name of a trace; it ends in .json or .json.gz")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror}") from error
+    faults = Faults(slow=tuple((layer, round(slow_us * 1000)) for layer in slow))
+    synthesize(out, layers=layers, steps=steps, faults=faults)
+    data = {"trace": str(out), "synthetic": True, "layers": layers, "steps": steps, "slow_layers": slow, "slow_us": slow_us}
+    emit(data, as_json, render_synthesized)

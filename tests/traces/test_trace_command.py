@@ -16,7 +16,8 @@ def test_a_pass_exits_0_and_says_that_it_is_synthetic(tmp_path, capsys):
     path = synthesize(tmp_path / "t.json.gz", steps=4, layers=8)
     assert run(["trace", "check", str(path), "--budget", "gb300-tp16"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("pass t.json.gz against gb300-tp16")
+    assert out.startswith("pass (synthetic) t.json.gz against gb300-tp16")
+    assert out.count("pass") == out.count("pass (synthetic)") == 8  # the whole, a class, six layers
     assert "synthetic: made by a generator" in out
 
 
@@ -37,9 +38,21 @@ def test_inconclusive_exits_1_and_says_the_word(tmp_path, capsys):
     assert run(["trace", "check", str(path), "--gpu", "gb300"]) == 0
 
 
+def test_synthesize_writes_what_check_judges(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["trace", "synthesize", "new/t.json.gz", "--layers", "8", "--steps", "6", "--slow-layer", "1"]
+    assert run([*words, "--slow-us", "15"]) == 0
+    assert capsys.readouterr().out == "wrote new/t.json.gz: synthetic, 6 steps of 8 layers, layer 1 slow by 15 us\n"
+    assert run(["trace", "check", "new/t.json.gz"]) == 1
+    assert capsys.readouterr().out.startswith("fail t.json.gz against gb300-tp16: layer 1: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["check", "none.json"], "no such file"), (["show", "none.json"], "no such file"),
+    [(["synthesize", "t.json", "--slow-layer", "12"], "--slow-layer is 12, layers are 0 to 11"),
+     (["synthesize", "t.sqlite"], "ends in .json or .json.gz"),
+     (["synthesize", "good.json/t.json"], "cannot write good.json/t.json"),
+     (["check", "none.json"], "no such file"), (["show", "none.json"], "no such file"),
      (["check", "page.sqlite"], "web page"), (["check", "good.json", "--budget", "x"], "no budget"),
      (["check", "good.json", "--layers", "0"], "layers must be 1 or more"),
      (["check", "good.json", "--plan", "none.json"], "plan")],
