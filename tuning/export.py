@@ -211,6 +211,8 @@ def export(
             wanted = dict.fromkeys([winner.gpu.arch, *archs])
             builds = tuple(_build(winner, arch, worker, cubins) for arch in wanted)
             entries.append(_entry(winner, builds))
+    if there is not None and Bundle.load(out).body != there.body:
+        raise InputError(f"bundle {out} was changed by someone else meanwhile; export again")
     body = write_bundle(out, entries, cubins, force=force or add)
     return ExportResult(out, body.entries, tuple(lost))
 

@@ -46,6 +46,12 @@ def spearman(one: Sequence[float], two: Sequence[float]) -> float:
         return 0.0
 
 
+def regret(both: Sequence[tuple[float, float]]) -> float:
+    """What taking the predicted winner costs, relative to the truly best; of configs predicted alike, the worst."""
+    lowest = min(guess for guess, _ in both)
+    return max(truth for guess, truth in both if guess == lowest) / min(truth for _, truth in both) - 1
+
+
 def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
     """(predicted, measured) microseconds of every config that was measured, predicted from its recorded resources."""
     identity = recording["identity"]
@@ -88,7 +94,7 @@ def validate(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             continue
         group["errors"] += [abs(guess - truth) / truth for guess, truth in both]
         group["rank"].append(spearman([guess for guess, _ in both], [truth for _, truth in both]))
-        group["regret"].append(min(both)[1] / min(truth for _, truth in both) - 1)
+        group["regret"].append(regret(both))
         group["on"].append(label)
     return {
         key: {

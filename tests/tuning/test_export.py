@@ -9,6 +9,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fake_family
 import pytest
@@ -285,3 +286,26 @@ def test_damaged_recordings_are_one_line(tmp_path: Path) -> None:
         path.write_bytes(gzip.compress(json.dumps({**good, **change}).encode()))
         with pytest.raises(InputError):
             recording.read(path)
+
+
+def test_entries_that_someone_else_adds_meanwhile_are_not_lost(
+    tmp_path: Path, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k3lab.tuning import export as module
+
+    first, second, third = (study(f"rows{rows}", rows=rows) for rows in (2, 4, 8))
+    out = tmp_path / "bundle"
+    exported([first], out)
+    build = module._build
+
+    def meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, "_build", build)
+        exported([second], out, add=True)
+        return build(*arguments)
+
+    monkeypatch.setattr(module, "_build", meanwhile)
+    with pytest.raises(InputError, match="was changed by someone else meanwhile"):
+        exported([third], out, add=True)
+    assert [one.rows for one in Bundle.load(out).entries] == [2, 4]
+    exported([third], out, add=True)
+    assert [one.rows for one in Bundle.load(out).entries] == [2, 4, 8]

@@ -105,3 +105,10 @@ def test_ranks_and_correlation():
     assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
     assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     assert spearman([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_regret_takes_the_worst_of_configs_predicted_alike():
+    from k3lab.tuning.validate import regret
+
+    assert regret([(5.0, 12.0), (5.0, 10.0), (6.0, 8.0)]) == pytest.approx(0.5)
+    assert regret([(5.0, 8.0), (6.0, 12.0)]) == 0
