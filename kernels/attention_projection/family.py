@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import Engine, Family, Problem, Tensors, Tolerance, Traffic
 from ..errors import InputError
-from ..model_card import ModelCard
+from ..model_card import K3, ModelCard
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,9 @@ class AttentionProjection(Problem):
 
     @property
     def label(self) -> str:
-        """E.g. ``kda-tp16-rows8``."""
-        return f"{self.kind}-tp{self.tp}-rows{self.rows}"
+        """E.g. ``kda-tp16-rows8``; another hidden size than K3's is named, so that studies of two models differ."""
+        other = "" if self.hidden == K3.hidden_size else f"-hidden{self.hidden}"
+        return f"{self.kind}-tp{self.tp}-rows{self.rows}{other}"
 
 
 def packed_outputs(card: ModelCard, kind: str, tp: int) -> int:

@@ -127,7 +127,7 @@ def test_another_model_finds_no_entry(write_bundle: Callable[..., Path]) -> None
     made = plan(SMALL_K3, tp=16, rows=8, backend="latency_specialized", bundle=bundle)
     reason = next(one.reason for one in made.fallbacks if one.family == "attention_projection")
     assert reason.endswith(
-        "for other problems than kda-tp16-rows8 with hidden 256, outputs 96 (the nearest has hidden 7168, outputs 3216)"
+        "for other problems than kda-tp16-rows8-hidden256 with hidden 256, outputs 96 (the nearest has hidden 7168, outputs 3216)"
     )
     assert "{" not in reason
 
@@ -169,7 +169,7 @@ def test_a_problem_no_engine_serves_says_why_in_place_of_commands() -> None:
     first = choose(replace(K3, hidden_size=7200), tp=16, rows=8, gpu="GB300")[0]
     assert isinstance(first, Fallback)
     assert first.commands == ()
-    assert "no engine serves kda-tp16-rows8 on GB300 (triton: hidden 7200 is not a multiple of 64" in first.reason
+    assert "no engine serves kda-tp16-rows8-hidden7200 on GB300 (triton: hidden 7200 is not a multiple of 64" in first.reason
 
 
 def test_accepting_is_the_cure_where_that_is_enough(write_bundle: Callable[..., Path]) -> None:

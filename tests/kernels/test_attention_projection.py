@@ -34,6 +34,11 @@ def test_unknown_kind():
         FAMILY.problem(K3, tp=16, rows=8, kind="gqa")
 
 
+def test_labels_tell_models_apart():
+    assert FAMILY.problem(K3, tp=4, rows=8).label == "kda-tp4-rows8"
+    assert FAMILY.problem(SMALL_K3, tp=4, rows=8).label == "kda-tp4-rows8-hidden256"
+
+
 def test_problem_survives_json():
     problem = FAMILY.problem(K3, tp=16, rows=8, kind="mla")
     assert FAMILY.problem_from_json(problem.to_json()) == problem
