@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import keyword
 import os
 import re
+import shlex
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +39,11 @@ def check_name(name: str) -> None:
         raise InputError(f"family {name!r} exists already; families: {', '.join(family_names())}")
 
 
+def title(name: str) -> str:
+    """What the skeleton says it computes."""
+    return f"{name.replace('_', ' ')}: row-wise scale and add (a skeleton)"
+
+
 def render_files(name: str, *, inside: bool) -> dict[str, str]:
     """Path below the target (repository or package folder) to text."""
     import jinja2
@@ -44,7 +52,7 @@ def render_files(name: str, *, inside: bool) -> dict[str, str]:
     values = {
         "name": name,
         "camel": "".join(word.capitalize() for word in name.split("_")),
-        "title": f"{name.replace('_', ' ')}: row-wise scale and add (a skeleton)",
+        "title": title(name),
         "base": ".." if inside else "k3lab.kernels.",
         "package": package,
         "inside": inside,
@@ -126,13 +134,31 @@ def write_inside(name: str, root: Path) -> list[Path]:
     return [root / path for path in files]
 
 
+def readme_row(name: str) -> str:
+    """The family's row in the README's table, which tests hold against the registry."""
+    return f"| `{name}` | {title(name)} | `triton` | none |"
+
+
+def next_steps(name: str, package: Path | None) -> list[str]:
+    """What to type next, in the environment that runs now; in a checkout also the one line to write by hand."""
+    active = shlex.quote(f"{sys.prefix}/bin/activate")
+    steps = [f"source {active}"] if sys.prefix != sys.base_prefix else []
+    if package:
+        steps.append(f"pip install --no-deps --no-build-isolation -e {shlex.quote(str(package))}")
+    steps.append(f"k3lab check {name} --tp 16 --rows 8")
+    if importlib.util.find_spec("pytest") is None:
+        steps.append("pip install pytest")
+    steps.append(f"python -m pytest {shlex.quote(f'{package}/tests') if package else f'tests/kernels/test_{name}.py'}")
+    return steps if package else [*steps, f"add to the table of families in README.md:  {readme_row(name)}"]
+
+
 def render(console: Console, data: dict[str, Any]) -> None:
     """Print what was written and what to do next."""
     for path in data["files"]:
         console.print(f"wrote {path}", soft_wrap=True)
     console.print("next:")
     for command in data["next"]:
-        console.print(f"  {command}", soft_wrap=True)
+        console.print(f"  {command}", soft_wrap=True, markup=False)
 
 
 @app.command("family")
@@ -144,7 +170,5 @@ def family(
     """Write a kernel family that works: twin, Triton engine, space, test."""
     check_name(name)
     written = write_package(name, package) if package else write_inside(name, Path(__file__).resolve().parents[1])
-    tests = f"{package}/tests" if package else f"tests/kernels/test_{name}.py"
-    steps = [f"pip install --no-deps --no-build-isolation -e {package}"] if package else []
-    steps += [f"k3lab check {name} --tp 16 --rows 8", f"python -m pytest {tests}"]
+    steps = next_steps(name, package)
     emit({"family": name, "files": [str(path) for path in written], "next": steps}, as_json, render)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -18,9 +19,11 @@ def relative(path: Path) -> str:
 
 
 def registry() -> list[Any]:
-    from k3lab.kernels import family, family_names
+    """The families of this repository; what other packages bring is no matter of its pages."""
+    from k3lab.kernels import family
+    from k3lab.kernels.registry import FAMILIES
 
-    return [family(name) for name in family_names()]
+    return [family(name) for name in FAMILIES]
 
 
 def tracked() -> list[Path]:
@@ -117,16 +120,45 @@ def test_the_readme_tells_families_engines_and_evidence_as_they_are() -> None:
         for line in (ROOT / "README.md").read_text().splitlines()
         if re.match(r"\| `[a-z_]+` \|", line)
     }
-    ours = [owner for owner in registry() if (ROOT / "kernels" / owner.name).is_dir()]
-    assert set(rows) == {owner.name for owner in ours}
-    for owner in ours:
-        engines = set(re.findall(r"`([a-z_0-9]+)`", rows[owner.name])) - {owner.name}
-        assert engines == {engine.name for engine in owner.engines}, rows[owner.name]
-        measured = sorted(
-            {entry["gpu"] for entry in evidence_of(owner.name, ROOT / "results") if entry["evidence"] == "measured"}
-        )
-        told = sorted(re.findall(r"measured on (\w+)", rows[owner.name]))
-        assert told == measured, f"{owner.name}: measured on {measured} by results/, the README says {told}"
+    for owner in registry():
+        engines = ", ".join(f"`{engine.name}`" for engine in owner.engines) or "twin only"
+        known = evidence_of(owner.name, ROOT / "results")
+        words = [("measured", "on"), ("predicted", "for"), ("compiled", "for")]
+        told = [f"{word} {link} {gpu}" for word, link in words
+                for gpu in sorted({entry["gpu"] for entry in known if entry["evidence"] == word})]  # fmt: skip
+        row = f"| `{owner.name}` | {owner.title} | {engines} | {', '.join(told) or 'none'} |"
+        assert rows.pop(owner.name, None) == row, f"the README's table of families needs this row:\n{row}"
+    assert not rows, f"the README's table lists {', '.join(rows)}, which kernels/registry.py does not have"
+
+
+def test_the_readme_repeats_the_record_of_the_h200() -> None:
+    """Each figure of the row is the result file's, as the file has it now."""
+    result = "results/h200/attention_projection.json"
+    data = json.loads((ROOT / result).read_text())
+    choice, again = data["choice"], data["winner_timing"]
+    figures = [f"{choice['value_us']:.2f} us", f"{choice['default_us']:.2f} us", f"{again['cold_us']:.2f} us",
+               f"{again['hot_us']:.2f} us", f"{again['floor_us']:.2f} us", f"{again['percent_of_ceiling']:.1f} %"]  # fmt: skip
+    row = f"| [{data['identity']['problem']['kind'].upper()}, TP16, 8 rows]({result}) | {' | '.join(figures)} |"
+    assert row in (ROOT / "README.md").read_text().splitlines(), f"the README needs this row:\n{row}"
+
+
+def test_the_readme_shows_the_slow_trace_as_it_comes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from k3lab.cli.main import run
+
+    text = (ROOT / "README.md").read_text()
+    make, check = (re.search(rf"^k3lab trace {word} (\S*slow\S*.*)$", text, re.M) for word in ("synthesize", "check"))
+    assert make
+    assert check
+    shown = text[check.end() :].split("```text\n", 1)[1].split("```", 1)[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "synthesize", *make[1].split()]) == 0
+    capsys.readouterr()
+    assert run(["trace", "check", *check[1].split()]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert len(shown) >= 2
+    assert [line for line in printed if line in shown] == shown
 
 
 def test_a_number_in_a_readme_table_names_its_result() -> None:

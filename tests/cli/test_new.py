@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from k3lab.cli.main import run
-from k3lab.cli.new import render_files, write_inside
+from k3lab.cli.new import next_steps, render_files, write_inside
 from k3lab.kernels import InputError
 
 NAME = "scaffold_probe_mix"
@@ -94,6 +94,19 @@ def test_a_family_inside_is_a_folder_and_a_line(tmp_path: Path) -> None:
         ast.parse(path.read_text())
     with pytest.raises(InputError, match="exists already"):
         write_inside(NAME, tmp_path)
+
+
+def test_what_to_do_next_says_all_of_it() -> None:
+    outside = next_steps(NAME, Path("a folder"))
+    assert outside[-3:] == [
+        "pip install --no-deps --no-build-isolation -e 'a folder'",
+        f"k3lab check {NAME} --tp 16 --rows 8",
+        "python -m pytest 'a folder/tests'",
+    ]
+    inside = next_steps(NAME, None)
+    assert inside[-1].endswith(f"README.md:  | `{NAME}` | scaffold probe mix: row-wise scale and add (a skeleton) | `triton` | none |")
+    for steps in (outside, inside):
+        assert (steps[0] == f"source {sys.prefix}/bin/activate") == (sys.prefix != sys.base_prefix)
 
 
 def test_inside_and_outside_differ_in_imports_only() -> None:
