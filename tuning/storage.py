@@ -125,8 +125,8 @@ def open_storage(path: Path) -> RDBStorage:
     return connect(path)
 
 
-def connect(path: Path) -> RDBStorage:
-    """Optuna's storage of a database, created where there is none."""
+def connect(path: Path, study: Path | None = None) -> RDBStorage:
+    """Optuna's storage of a database, created where there is none; errors name the study it is for."""
     import sqlalchemy.exc
     from optuna.exceptions import StorageInternalError
     from optuna.storages import RDBStorage
@@ -138,9 +138,9 @@ def connect(path: Path) -> RDBStorage:
         # the file's name is kept out of the URL, in which ?, #, % and braces mean something
         return RDBStorage("sqlite:///study", engine_kwargs={"creator": open_file})
     except RuntimeError as error:  # Optuna's own table version
-        raise InputError(f"study {path} was written by another Optuna: {' '.join(str(error).split())}") from error
+        raise InputError(f"study {study or path} was written by another Optuna: {' '.join(str(error).split())}") from error
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
-        raise InputError(f"study {path} cannot be opened: {str(error).splitlines()[0]}") from error
+        raise InputError(f"study {study or path} cannot be opened: {str(error).splitlines()[0]}") from error
 
 
 @contextlib.contextmanager
