@@ -133,7 +133,8 @@ def run(argv: Sequence[str]) -> int:
             return _fail("the working folder is gone; change to one that is there")
         usage = getattr(error, "format_message", None)  # typer's usage errors
         if usage is not None and hasattr(error, "exit_code"):
-            return _fail(usage())
+            # empty where a group was called without a command: its help was printed
+            return _fail(usage() or "name a command; they are listed above")
         raise
 
 

@@ -221,3 +221,9 @@ def test_doctor_exits_1_where_a_part_is_missing(
         item for item in json.loads(capsys.readouterr().out)["items"] if item["name"] == "no-such-package-k3"
     )
     assert missing["cure"] == "pip install no-such-package-k3"
+
+
+@pytest.mark.parametrize("group", ["decode", "trace"])
+def test_a_group_without_a_command_says_what_is_missing(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([group]) == 2
+    assert capsys.readouterr().err == "k3lab: name a command; they are listed above\n"
