@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,6 +135,7 @@ def register(app: typer.Typer) -> None:
         seed: Seed = 0,
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
+        fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old study is renamed, not lost.")] = False,
         as_json: Json = False,
     ) -> None:
         """Search an engine's configs with Optuna; the same command resumes a study that was stopped."""
@@ -143,6 +145,6 @@ def register(app: typer.Typer) -> None:
         request = make_request(
             family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, trials
         )
-        data = tune(request, for_terminal(as_json)).to_json()
+        data = tune(replace(request, fresh=fresh), for_terminal(as_json)).to_json()
         emit(data, as_json, render)
         raise typer.Exit(exit_code(data))

@@ -20,6 +20,10 @@ SCHEMA = 1
 Objective = Literal["measured", "predicted"]
 
 
+KERNEL_FIELDS = ("source_digest", "glue_digest", "space")
+"""Fields that change when an author edits a kernel or its space."""
+
+
 def space_digest(space: Space) -> str:
     """Digest of the parameters and their values (not of the constraints, which are asked anew): 16 hex digits."""
     text = json.dumps([[param.name, list(param.values)] for param in space.params])
@@ -94,9 +98,10 @@ class StudyIdentity:
                 else:
                     continue
             if here != there:
+                what = "the kernel changed since" if field in KERNEL_FIELDS else "it was made for another one"
                 raise InputError(
-                    f"study {path} was made for another {field} ({there!r}, now {here!r}): "
-                    "tune into another file (--study PATH), or move the old one away"
+                    f"study {path} has another {field} ({there!r}, now {here!r}; {what}): "
+                    "--fresh keeps the old study beside a new one, --study PATH tunes into another file"
                 )
 
 

@@ -7,6 +7,7 @@ before Optuna is told. Whatever moment a process dies at, the next one can finis
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,14 @@ def _quiet_optuna() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
+def put_aside(place: Path) -> Path:
+    """Rename a study to the first free ``<name>-old<n>.sqlite3`` beside it."""
+    number = next(n for n in itertools.count(1) if not place.with_name(f"{place.stem}-old{n}{place.suffix}").exists())
+    kept = place.with_name(f"{place.stem}-old{number}{place.suffix}")
+    place.rename(kept)
+    return kept
+
+
 class TuningStudy:
     """An open study. Use :meth:`for_tuning` to write, :meth:`for_reading` to look."""
 
@@ -94,8 +103,13 @@ class TuningStudy:
         self._lock = lock
 
     @classmethod
-    def for_tuning(cls, path: Path, identity: StudyIdentity) -> TuningStudy:
+    def for_tuning(cls, path: Path, identity: StudyIdentity, *, fresh: bool = False) -> TuningStudy:
         """Open the study to go on with it, or create it; no second process can until it is closed.
+
+        Args:
+            path: its file.
+            identity: what it must be a study of.
+            fresh: begin a new one; a study of that name is renamed, never lost.
 
         Raises:
             InputError: the path is unusable, the file is no study, it is a study of something else, or
@@ -109,9 +123,11 @@ class TuningStudy:
         lock = StudyLock(place)
         lock.take()
         try:
+            if fresh and place.exists():
+                put_aside(place)
             if not place.exists() or place.stat().st_size == 0:
                 with writing(path), created_whole(place) as temporary, _quiet_optuna():
-                    storage = connect(temporary)
+                    storage = connect(temporary, path)
                     study = optuna.create_study(storage=storage, study_name=identity.name, direction="minimize")
                     study.set_user_attr(IDENTITY, identity.to_json())
                     storage.engine.dispose()

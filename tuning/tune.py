@@ -49,6 +49,8 @@ class TuneRequest:
     evaluator: str = DEFAULT_EVALUATOR
     proposer: propose.Proposer | None = None
     """Where configs come from; by default brute force in small spaces and TPE in large ones."""
+    fresh: bool = False
+    """Begin a new study; one of that name is kept under another."""
 
     @property
     def path(self) -> Path:
@@ -175,7 +177,7 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     stop = _Stop()
     kind: Kind = "measure" if request.objective == "measured" else "predict"
     worker = Supervisor(request.limits, gpu=request.objective == "measured", evaluator=request.evaluator)
-    with TuningStudy.for_tuning(request.path, identity) as study, worker, stop.listening():
+    with TuningStudy.for_tuning(request.path, identity, fresh=request.fresh) as study, worker, stop.listening():
         before = study.trials()
         total = request.trials if proposer.total is None else min(request.trials, proposer.total)
         title = f"{request.family.name} {request.problem.label} {request.gpu.name} {request.engine.name} ({request.objective})"

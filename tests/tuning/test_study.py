@@ -307,9 +307,14 @@ def test_a_disk_that_is_full_from_the_start_is_told(tmp_path: Path, monkeypatch:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage.tempfile, "mkstemp", full)
-    with pytest.raises(InputError, match="No space left on device"):
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.tempfile, "mkstemp", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            TuningStudy.for_tuning(tmp_path / "study.sqlite3", identity())
+    monkeypatch.setattr(storage.sqlite3, "connect", lambda *_, **__: full())
+    with pytest.raises(InputError, match=r"study .*/study\.sqlite3 "):
         TuningStudy.for_tuning(tmp_path / "study.sqlite3", identity())
+    assert [file.name for file in tmp_path.iterdir()] == ["study.sqlite3.lock"]
 
 
 @pytest.mark.parametrize(
@@ -341,3 +346,13 @@ def test_a_study_that_lacks_what_it_must_hold_is_one_line(tmp_path: Path, change
     with pytest.raises(InputError) as caught:
         show(path)
     assert str(path) in one_line(caught)
+
+
+def test_a_fresh_study_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "study.sqlite3"
+    for source in ("one", "two", "three"):
+        TuningStudy.for_tuning(path, identity(source_digest=source), fresh=True).close()
+    with pytest.raises(InputError, match="the kernel changed since.*--fresh"):
+        TuningStudy.for_tuning(path, identity(source_digest="four"))
+    kept = {file.name: TuningStudy.for_reading(file).identity["source_digest"] for file in tmp_path.glob("*.sqlite3")}
+    assert kept == {"study.sqlite3": "three", "study-old1.sqlite3": "one", "study-old2.sqlite3": "two"}
