@@ -31,3 +31,18 @@ def commit() -> str | None:
 def triton_interpret() -> bool:
     """``TRITON_INTERPRET=1``: Triton's own switch, read when a kernel is decorated."""
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
+
+
+COMPILER_SETTINGS = (
+    "TRITON_PTXAS",
+    "TRITON_INTERPRET",
+    "TRITON_DEFAULT_FP_FUSION",
+    "DISABLE_PTXAS_OPT",
+    "PTXAS_OPTIONS",
+)
+"""First letters of the variables by which a user changes what the compilers make."""
+
+
+def compiler_settings() -> dict[str, str]:
+    """Variables of the compilers' own that change machine code, part of a compilation's key."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(COMPILER_SETTINGS)}

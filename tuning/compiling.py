@@ -13,15 +13,13 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest
+from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest, env
 from ..kernels.errors import KernelError
 from ..kernels.paths import compiled_cache
 from .blame import blame
 from .outcome import SetupError
 
 CACHE_FORMAT = 2
-TOOL_VARIABLES = ("TRITON_PTXAS", "TRITON_INTERPRET", "TRITON_DEFAULT_FP_FUSION", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS")
-"""First letters of the environment variables by which a user changes what the compilers make."""
 
 
 def compiler_versions(engine: Engine) -> dict[str, str]:
@@ -101,7 +99,7 @@ def cache_key(engine: Engine, problem: Problem, config: Config, arch: str) -> st
         "arch": arch,
         "compilers": compiler_versions(engine),
         "launcher": launcher_digest(engine.compiler),
-        "tools": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(TOOL_VARIABLES)},
+        "tools": env.compiler_settings(),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

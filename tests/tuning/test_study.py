@@ -352,7 +352,7 @@ def test_a_fresh_study_keeps_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "study.sqlite3"
     for source in ("one", "two", "three"):
         TuningStudy.for_tuning(path, identity(source_digest=source), fresh=True).close()
-    with pytest.raises(InputError, match="the kernel changed since.*--fresh"):
+    with pytest.raises(InputError, match=r"the kernel changed since.*--fresh"):
         TuningStudy.for_tuning(path, identity(source_digest="four"))
     kept = {file.name: TuningStudy.for_reading(file).identity["source_digest"] for file in tmp_path.glob("*.sqlite3")}
     assert kept == {"study.sqlite3": "three", "study-old1.sqlite3": "one", "study-old2.sqlite3": "two"}
