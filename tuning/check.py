@@ -105,7 +105,8 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     }
     outputs = {name: view for name, (_, view) in guarded.items()}
     kept = {name: inputs[name].clone() for name in inputs if name not in family.mutated}
-    twin = family.twin(problem, inputs)
+    fresh = {name: inputs[name].clone() for name in family.mutated}
+    twin = family.twin(problem, {**inputs, **{name: tensor.clone() for name, tensor in fresh.items()}})
     runner = Runner(compiled)
     cases: list[Comparison] = []
     faults: list[str] = []
@@ -114,6 +115,8 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     def poison() -> None:
         for whole, _ in guarded.values():
             whole.fill_(poison_value(whole.dtype))
+        for name, tensor in fresh.items():
+            inputs[name].copy_(tensor)
 
     def judge(rows: int, how: str) -> None:
         for name in family.outputs:
