@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..kernels import Compiled, Evidence, InputError, ModelCard, Problem, family
 from ..kernels.gpu_cards import gpu_card
-from ..kernels.registry import FAMILIES
 from .cures import Cures, Objective, joined, model_word
 
 if TYPE_CHECKING:
@@ -48,6 +47,12 @@ class Finder(Protocol):
     def find(self, family: str, problem: Problem, gpu_name: str) -> BundleEntry | Miss:
         """The entry that serves the problem on the GPU, or why there is none."""
         ...
+
+
+STEP_FAMILIES = (
+    "attention_projection", "output_projection", "router", "experts", "kda", "mla", "moe_tail", "attn_res", "lm_head",
+)  # fmt: skip
+"""Families that the step launches; the registry may hold more, which no launch uses until this package has one."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def _kinds(name: str, card: ModelCard) -> tuple[str | None, ...]:
 
 def model_families(card: ModelCard) -> tuple[tuple[str, str | None], ...]:
     """Every (family, kind) a step of the model uses; families of other packages are no part of it."""
-    used = [name for name in FAMILIES if name not in ("kda", "mla") or name in card.layer_kinds]
+    used = [name for name in STEP_FAMILIES if name not in ("kda", "mla") or name in card.layer_kinds]
     return tuple((name, kind) for name in used for kind in _kinds(name, card))
 
 
@@ -192,7 +197,7 @@ def choose(
         bundle.path if bundle else None,
         tuple(word for word in accept if word),
     )
-    able = set(FAMILIES if only is None else only)
+    able = set(STEP_FAMILIES if only is None else only)
     choices: list[Choice] = []
     for name, kind in model_families(card):
         choice = _choose(cures, tp, rows, bundle, name, kind)

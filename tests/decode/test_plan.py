@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from k3lab.decode.choices import Fallback, Tuned, choose, without_gpu
+from k3lab.decode.choices import STEP_FAMILIES, Fallback, Tuned, choose, without_gpu
 from k3lab.decode.plan import TUNED_FAMILIES, plan
 from k3lab.kernels import K3, SMALL_K3, InputError
 from k3lab.kernels.bundle.reader import Bundle
-from k3lab.kernels.registry import FAMILIES
 
 
 @pytest.mark.parametrize(("kind", "dense", "rows", "count", "target", "layers"), [
@@ -40,7 +39,7 @@ def test_the_step_adds_up_and_names_families() -> None:
     made = plan(K3, tp=16, rows=8)
     assert made.total == 2 + 12 + 68 * 21 + 24 * 26 + 3
     families = made.families()
-    assert set(families.values()) == set(FAMILIES)
+    assert set(families.values()) == set(STEP_FAMILIES)
     assert families["kda_decode"] == "kda"
     assert families["attention_all_reduce"] == "output_projection"
     assert families["latent_down_gemm"] == "router"
@@ -55,14 +54,14 @@ def test_every_family_of_the_target_is_one_of_ours() -> None:
         target = plan(K3, tp=16, rows=8).layer(kind).target
         assert target
         assert len(target.sequence) == target.kernels
-        assert {launch.family for launch in target.sequence} <= set(FAMILIES)
+        assert {launch.family for launch in target.sequence} <= set(STEP_FAMILIES)
         assert "69 us" in target.conditions
 
 
 def test_without_a_bundle_every_family_falls_back_with_a_reason_and_a_cure() -> None:
     made = plan(K3, tp=16, rows=8, backend="latency_specialized")
     assert not made.tuned
-    assert {one.family for one in made.fallbacks} == set(FAMILIES)
+    assert {one.family for one in made.fallbacks} == set(STEP_FAMILIES)
     assert all(one.reason and one.cure for one in made.fallbacks)
     projection = {one.kind: one for one in made.fallbacks if one.family == "attention_projection"}
     assert set(projection) == {"kda", "mla"}
@@ -91,7 +90,7 @@ def test_a_bundle_puts_its_kernels_in_place(write_bundle: Callable[..., Path]) -
     assert {launch.family for launch in kda.launches} == {
         launch.family for launch in plan(K3, tp=16, rows=5).layer("kda").launches
     }
-    assert {one.family for one in made.fallbacks} == set(FAMILIES) - {"attention_projection"}
+    assert {one.family for one in made.fallbacks} == set(STEP_FAMILIES) - {"attention_projection"}
     assert made.to_json()["tuned"][0]["evidence"] == "predicted"
 
 
@@ -183,20 +182,20 @@ def test_accepting_is_the_cure_where_that_is_enough(write_bundle: Callable[..., 
 def test_entries_that_nothing_launches_are_listed(write_bundle: Callable[..., Path]) -> None:
     bundle = Bundle.load(write_bundle(K3), accept_predicted=True)
     kda, mla = bundle.body.entries
-    own = kda.model_copy(update={"family": "token_mix", "key": {"tp": 16, "width": 7168}})
+    own = kda.model_copy(update={"family": "probe_of_nobody", "key": {"tp": 16, "width": 7168}})
     small = mla.model_copy(update={"rows": 4})
     tp8 = mla.model_copy(update={"key": {**mla.key, "tp": 8}})
     h200 = mla.model_copy(update={"gpu": "H200"})
     body = bundle.body.model_copy(update={"entries": (kda, own, small, tp8, h200)})
     made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=replace(bundle, body=body))
     assert [(one.family, one.problem, one.reason) for one in made.unused] == [
-        ("token_mix", "tp=16 width=7168 rows=8", "no launch of kimi-k3 uses this family"),
+        ("probe_of_nobody", "tp=16 width=7168 rows=8", "no launch of kimi-k3 uses this family"),
         ("attention_projection", "mla-tp16-rows4", "it serves at most 4 rows, this step has 8"),
         ("attention_projection", "mla-tp8-rows8", "no launch of kimi-k3 at TP 16 has this problem"),
         ("attention_projection", "mla-tp16-rows8", "it was tuned for H200, this step is for GB300"),
     ]
-    assert [one["family"] for one in made.to_json()["unused_entries"]] == ["token_mix", *["attention_projection"] * 3]
-    assert "token_mix" not in made.families().values()
+    assert [one["family"] for one in made.to_json()["unused_entries"]] == ["probe_of_nobody", *["attention_projection"] * 3]
+    assert "probe_of_nobody" not in made.families().values()
 
 
 def test_tuned_families_fall_back_where_nothing_can_be_launched(write_bundle: Callable[..., Path]) -> None:

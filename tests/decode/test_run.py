@@ -13,6 +13,7 @@ import pytest
 import torch
 from k3lab.decode import greedy, memory
 from k3lab.decode.caches import DecodeCache
+from k3lab.decode.choices import STEP_FAMILIES
 from k3lab.decode.device_trace import record_trace
 from k3lab.decode.greedy import decode_eager, next_tokens
 from k3lab.decode.memory import memory_needed
@@ -25,7 +26,6 @@ from k3lab.decode.tensors import rank_bytes
 from k3lab.kernels import K3, InputError, ModelCard
 from k3lab.kernels.bundle.reader import Bundle
 from k3lab.kernels.collectives import SingleRank, StandIn
-from k3lab.kernels.registry import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_backends_agree_without_a_gpu_and_ranks_agree_with_each_other(tiny: Mode
     assert auto.tokens == tuned.tokens
     assert auto.ranks == "2 ranks as threads of this process"
     assert auto.weight_bytes < run(tiny, RunOptions(tokens=1)).weight_bytes * 0.6
-    assert {one.family for one in tuned.fallbacks} == set(FAMILIES)
+    assert {one.family for one in tuned.fallbacks} == set(STEP_FAMILIES)
     assert all(one.reason and one.cure for one in tuned.fallbacks)
 
 
