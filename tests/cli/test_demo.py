@@ -21,7 +21,7 @@ def test_the_demo_does_the_main_job_twice(tmp_path: Path, capfd: pytest.CaptureF
         "1 entry is only predicted; running it needs --accept predicted",
         "k3_attention_projection_triton",
         "The trace is synthetic",
-        "pass synthetic_trace.json.gz against gb300-tp16",
+        "pass (synthetic) synthetic_trace.json.gz against gb300-tp16",
         "demo/report/index.html",
     ):
         assert needle in seen
