@@ -118,6 +118,11 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         for name, tensor in fresh.items():
             inputs[name].copy_(tensor)
 
+    def inputs_unchanged(how: str) -> None:
+        for name, before in kept.items():
+            if not torch.equal(before.view(torch.uint8), inputs[name].view(torch.uint8)):
+                faults.append(f"{how}: input {name} was changed")
+
     def judge(rows: int, how: str) -> None:
         for name in family.outputs:
             result = compare(name, outputs[name][:rows], twin[name][:rows], family.tolerance(problem, name))
@@ -131,6 +136,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         poison()
         call()
         torch.cuda.synchronize()
+        inputs_unchanged(f"rows {rows}, launch")
         judge(rows, "launch")
         for name in family.outputs:
             beyond = outputs[name][rows:]
@@ -145,9 +151,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     for name, (whole, view) in guarded.items():
         if (place := written_beyond(whole, view)) is not None:
             faults.append(f"{name} was written beyond its end, first at element {place} of {view.numel()}")
-    for name, before in kept.items():
-        if not torch.equal(before.view(torch.uint8), inputs[name].view(torch.uint8)):
-            faults.append(f"input {name} was changed")
+    inputs_unchanged("repeated runs")
     for buffer in compiled.buffers:
         if buffer.zeroed and bool(runner.buffers[buffer.name].any()):
             faults.append(f"scratch buffer {buffer.name} was not left zeroed for the next launch")

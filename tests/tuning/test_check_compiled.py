@@ -1,0 +1,170 @@
+"""The judge of compiled kernels, driven on the CPU: a stand-in launcher plays right and wrong kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from k3lab.kernels import Buffer, Compiled, Family, Problem, Tolerance, Traffic
+from k3lab.tuning import check
+
+WIDTH = 8
+Kernel = Callable[[dict, int], None]
+
+
+class Accumulate(Family):
+    """``state += x; out = state * 2``: an output, an input updated in place, a scratch buffer."""
+
+    name, title, outputs, mutated = "accumulate", "for this test", ("out",), ("state",)
+
+    def problem(self, card, *, tp, rows, kind=None):
+        return Problem(tp, rows)
+
+    def problem_from_json(self, data):
+        return Problem(**data)
+
+    def inputs(self, problem, seed, device="cpu"):
+        generator = torch.Generator().manual_seed(seed)
+        return {name: torch.randn(problem.rows, WIDTH, generator=generator) for name in ("x", "state")}
+
+    def output_specs(self, problem):
+        return {"out": ((problem.rows, WIDTH), "float32")}
+
+    def twin(self, problem, inputs):
+        inputs["state"].add_(inputs["x"])  # a twin may update its own copy
+        return {"out": inputs["state"] * 2}
+
+    def traffic(self, problem):
+        return Traffic(0, 1, 1)
+
+    def tolerance(self, problem, output):
+        return Tolerance(1e-6, 1e-5, "FP32")
+
+
+def right(tensors: dict, rows: int) -> None:
+    tensors["state"][:rows] += tensors["x"][:rows]
+    tensors["out"][:rows] = tensors["state"][:rows] * 2
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.as_strided(tensor, (tensor.numel() + 8,), (1,))
+
+
+def all_rows(tensors: dict, rows: int) -> None:
+    right(tensors, tensors["x"].shape[0])
+
+
+def one_row_short(tensors: dict, rows: int) -> None:
+    right(tensors, rows - 1)
+
+
+def behind_the_end(tensors: dict, rows: int) -> None:
+    right(tensors, rows)
+    if rows == tensors["x"].shape[0]:
+        whole_storage(tensors["out"])[rows * WIDTH + 3] = 0.0
+
+
+def input_changed(tensors: dict, rows: int) -> None:
+    right(tensors, rows)
+    tensors["x"][0, 0] += 1
+
+
+def scratch_left(tensors: dict, rows: int) -> None:
+    right(tensors, rows)
+    tensors["count"][0] = 1
+
+
+def forgets_the_state(tensors: dict, rows: int) -> None:
+    tensors["out"][:rows] = tensors["x"][:rows] * 2
+
+
+class Moody:
+    """Another last bit every second run."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def __call__(self, tensors: dict, rows: int) -> None:
+        right(tensors, rows)
+        self.runs += 1
+        if self.runs % 2:
+            tensors["out"][0, 0] = torch.nextafter(tensors["out"][0, 0], torch.tensor(9e9))
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """Run the check with a Python function in place of the launches; graphs replay what was captured."""
+    captured: list[Callable[[], None]] = []
+    capturing: list[bool] = []
+
+    class Graph:
+        def replay(self) -> None:
+            for call in captured:
+                call()
+
+    @contextlib.contextmanager
+    def capture(graph):
+        captured.clear()
+        capturing.append(True)
+        yield
+        capturing.clear()
+
+    def run(kernel: Kernel, rows: int = 4) -> check.CheckResult:
+        class Runner:
+            def __init__(self, compiled: Compiled) -> None:
+                self.buffers = {
+                    buffer.name: torch.zeros(buffer.shape, dtype=torch.int32) for buffer in compiled.buffers
+                }
+
+            def bind(self, tensors: dict, *, rows: int | None = None) -> Callable[[], None]:
+                held = {**self.buffers, **tensors}
+                count = tensors["x"].shape[0] if rows is None else rows
+
+                def call() -> None:
+                    captured.append(lambda: kernel(held, count)) if capturing else kernel(held, count)
+
+                return call
+
+        import k3lab.kernels.launch as launch
+
+        monkeypatch.setattr(launch, "Runner", Runner)
+        real = check.guarded_output
+        monkeypatch.setattr(check, "guarded_output", lambda shape, dtype, device: real(shape, dtype, "cpu"))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        monkeypatch.setattr(torch.cuda, "graph", capture)
+        compiled = Compiled(
+            "accumulate", "fake", Problem(1, rows), {}, "sm_90a", (), (Buffer("count", (1,), "int32", True),)
+        )
+        return check.check_compiled(Accumulate(), compiled, seed=5)
+
+    return run
+
+
+def test_a_right_kernel_passes_at_every_row_count(judge):
+    result = judge(right)
+    assert result.ok, result.reason
+    assert [(case["rows"], case["run"]) for case in result.cases] == [
+        (4, "launch"), (3, "launch"), (2, "launch"), (1, "launch"), (4, "graph replay"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (all_rows, "rows 3: out was written beyond its 3 rows"),
+        (one_row_short, "NaN (never written?), first at [3, 0]"),
+        (behind_the_end, "written beyond its end, first at element 35 of 32"),
+        (input_changed, "input x was changed"),
+        (scratch_left, "scratch buffer count was not left zeroed"),
+        (forgets_the_state, "relative error"),
+        (Moody(), "two runs on the same inputs gave different bits"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_a_wrong_kernel_is_told_by_what_it_does(judge, kernel, says):
+    result = judge(kernel)
+    assert not result.ok
+    assert says in result.reason
