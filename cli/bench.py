@@ -8,6 +8,7 @@ import typer
 
 from .output import Json, emit
 from .select import (
+    GPU_NAMES,
     MAX_SEED,
     ConfigText,
     EngineName,
@@ -185,7 +186,7 @@ def compile_(
 
 def predict(
     name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
-    model: Model = "k3", gpu: Annotated[str, typer.Option("--gpu", help="GPU card.")] = "GB300", as_json: Json = False,
+    model: Model = "k3", gpu: Annotated[str, typer.Option("--gpu", help=f"GPU card: {GPU_NAMES}.")] = "GB300", as_json: Json = False,
 ) -> None:  # fmt: skip
     """Predict an engine's time on a GPU that need not be here; the model's error stands beside it."""
     from ..kernels.gpu_cards import gpu_card

@@ -85,6 +85,11 @@ def finalists(trials: Sequence[TrialRecord], space: Space) -> list[TrialRecord]:
     return chosen
 
 
+def without_finals(trials: Sequence[TrialRecord], space: Space, finals: Mapping[str, Any]) -> list[TrialRecord]:
+    """Finalists of a measured study that were not timed again: a search's quick times are not compared with finals."""
+    return [trial for trial in finalists(trials, space) if trial.digest not in finals]
+
+
 def distance(config: Config, space: Space) -> tuple[int, int]:
     """How far a config is from the default: parameters that differ, then steps along their value lists."""
     differing = steps = 0

@@ -26,7 +26,7 @@ from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.evidence import Evidence
 from ..kernels.gpu_cards import GPU_CARDS, GpuCard, gpu_card
-from .choose import Choice, choose
+from .choose import Choice, choose, without_finals
 from .identity import StudyIdentity
 from .jobs import DEFAULT_EVALUATOR, Job, location_of
 from .outcome import Outcome, Status
@@ -99,11 +99,14 @@ def read_candidate(path: Path, family: Family | None = None) -> Candidate:
         gpu = gpu_card(identity["gpu"])
         StudyIdentity.of(found, engine, problem, gpu, identity["objective"]).require(identity, path)
         trials = study.trials()
-        choice = choose(study, engine.space(problem, gpu))
+        space = engine.space(problem, gpu)
+        choice = choose(study, space)
         if choice is None:
             raise InputError(
                 f"study {path} has no config that ended ok among {len(trials)} trials; see `k3lab study show {path}`"
             )
+        if identity["objective"] == "measured" and without_finals(trials, space, study.note("finals") or {}):
+            raise InputError(f"study {path} was stopped before its finals: the same `k3lab tune` command finishes it")
         statuses = Counter(str(trial.outcome.status) for trial in trials if trial.outcome)
         return Candidate(
             path,

@@ -179,6 +179,20 @@ def test_a_winner_that_does_not_build_is_told(tmp_path: Path, study: Study, monk
     assert not (tmp_path / "out").exists()
 
 
+def test_a_measured_study_without_its_finals_is_not_exported(
+    tmp_path: Path, study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tune_module.run_finals
+    monkeypatch.setattr(tune_module, "run_finals", lambda *args: {})
+    path = study("stopped", objective="measured", trials=6)
+    with pytest.raises(InputError, match="stopped before its finals"):
+        exported([path], tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(tune_module, "run_finals", real)
+    assert study("stopped", objective="measured", trials=6) == path  # the same command finishes it
+    assert exported([path], tmp_path / "b").entries[0].evidence == "measured"
+
+
 def test_a_whole_space_is_recorded_with_its_failures(tmp_path: Path) -> None:
     out = tmp_path / "new" / "space.json.gz"
     asked = request(tmp_path / "s.sqlite3", 8, "faulty", "gb300", "predicted", 1)
