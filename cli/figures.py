@@ -96,16 +96,6 @@ def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figur
     return _plain(figure, f"{title}<br>{layer['sum_us']:.1f} us, {layer['evidence']}{beside}")
 
 
-def terms_figure(prediction: dict[str, Any], title: str) -> Figure:
-    """Terms of one prediction."""
-    import plotly.graph_objects as go
-
-    terms = prediction["terms"]
-    figure = go.Figure(go.Bar(x=list(terms), y=list(terms.values()), marker={"color": BLUE}))
-    figure.update_yaxes(title="us")
-    return _plain(figure, f"{title}: predicted {prediction['microseconds']:.2f} us by term (they overlap)")
-
-
 def figure_html(figure: Figure) -> str:
     """The figure as a div; the page includes plotly itself once."""
     config = {

@@ -102,7 +102,6 @@ class ReferenceOperators:
         self.card = card
         self.activations = activations
         self.k_scale = k_scale
-        self.situ = {"beta": card.situ_beta, "linear_beta": card.situ_linear_beta}
 
     def embed(self, ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
         """See :class:`Operators`."""
@@ -159,8 +158,14 @@ class ReferenceOperators:
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
         """See :class:`Operators`."""
-        partial = routed(latent, ids, weights, mlp.experts, activations=self.activations, beta=self.situ["beta"], linear_beta=self.situ["linear_beta"])
-        return partial, shared(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down, **self.situ)
+        beta, linear_beta = self.card.situ_beta, self.card.situ_linear_beta
+        partial = routed(
+            latent, ids, weights, mlp.experts, activations=self.activations, beta=beta, linear_beta=linear_beta
+        )
+        return partial, self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+
+    def _mlp(self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return shared(x, gate, up, down, beta=self.card.situ_beta, linear_beta=self.card.situ_linear_beta)
 
     def moe_tail(
         self,
@@ -193,7 +198,7 @@ class ReferenceOperators:
 
     def dense(self, x: Tensor, mlp: DenseMlp, prefix: Tensor, comm: Collectives) -> Tensor:
         """See :class:`Operators`."""
-        return add_residual(prefix, comm.all_reduce(shared(x, mlp.gate, mlp.up, mlp.down, **self.situ)))
+        return add_residual(prefix, comm.all_reduce(self._mlp(x, mlp.gate, mlp.up, mlp.down)))
 
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """See :class:`Operators`."""

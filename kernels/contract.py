@@ -32,8 +32,7 @@ Tensors = Mapping[str, "torch.Tensor"]
 class Problem:
     """Which instance of a family: frozen, JSON-able fields only. Families subclass it.
 
-    The names of the fields a row count may vary within one bundle entry are in ``rows``: an entry
-    compiled for ``rows`` serves every smaller row count of the same problem.
+    An object compiled for ``rows`` serves every smaller row count of an otherwise equal problem.
     """
 
     tp: int

@@ -28,11 +28,6 @@ def commit() -> str | None:
     return os.environ.get("K3LAB_COMMIT") or None
 
 
-def triton_interpret() -> bool:
-    """``TRITON_INTERPRET=1``: Triton's own switch, read when a kernel is decorated."""
-    return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-
-
 COMPILER_SETTINGS = (
     "TRITON_PTXAS",
     "TRITON_INTERPRET",
