@@ -91,9 +91,10 @@ class BundleEntry:
                 grid=launch.grid,
                 block=launch.block,
                 shared_bytes=launch.shared_bytes,
-                args=tuple(Arg(arg.kind, arg.name) for arg in launch.args),
+                args=tuple(Arg(arg.kind, arg.name, arg.box, arg.swizzle, arg.extent) for arg in launch.args),
                 cluster=launch.cluster,
                 pdl=launch.pdl,
+                needs_residency=launch.needs_residency,
             )
             for launch in build.launches
         )
