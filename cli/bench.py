@@ -88,10 +88,11 @@ def check(
 
 def time(
     name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
-    model: Model = "k3", quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False, as_json: Json = False,
+    model: Model = "k3", quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, and no torch.compile.")] = False, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Time an engine on the GPU here: cold and hot, against the byte floor and the PyTorch operators."""
+    """Time an engine on the GPU here: cold and hot, against the byte floor and PyTorch; and in a chain, if it has PDL."""
     from ..kernels.device import require
+    from ..tuning.alternatives import COMPILE_S
     from ..tuning.check import check_compiled
     from ..tuning.compiling import compile_config
     from ..tuning.environment import environment
@@ -103,7 +104,10 @@ def time(
     point = chosen.config(config, device.need_card())
     compiled = compile_config(chosen.engine, chosen.problem, point, device.arch)
     before = check_compiled(chosen.family, compiled, seed=1)
-    timing = time_compiled(chosen.family, compiled, QUICK if quick else FULL, alternative=True)
+    timing = time_compiled(
+        chosen.family, compiled, QUICK if quick else FULL,
+        alternative=True, compile_s=0.0 if quick else COMPILE_S, chain=True,
+    )  # fmt: skip
     after = check_compiled(chosen.family, compiled, seed=2)
     wrong = next((result.reason for result in (before, after) if not result.ok), None)
     data = {
@@ -122,8 +126,15 @@ def time(
         console.print(f"  hot          {timing.hot_us:8.2f} us   one copy, as far as the L2 holds it")
         console.print(f"  floor        {timing.floor_us:8.2f} us   at {timing.read_ceiling / 1e12:.2f} TB/s read here")
         console.print(f"  of ceiling   {timing.percent_of_ceiling:8.1f} %")
-        if timing.alternative_us:
-            console.print(f"  PyTorch      {timing.alternative_us:8.2f} us   the same work by its operators, cold")
+        for other, microseconds in timing.alternatives.items():
+            console.print(f"  {other:<12} {microseconds:8.2f} us   the same work by PyTorch, cold", highlight=False)
+        for other, reason in timing.not_timed.items():
+            console.print(f"  {other:<12}        -      {reason}", markup=False)
+        if timing.chain is not None:
+            console.print(
+                f"  in a chain   {timing.chain.chain_us:8.2f} us   behind a kernel of {timing.chain.spin_us:.0f} us, with PDL; "
+                f"{timing.chain.plain_us:.2f} without: {timing.chain.hidden_us:.2f} hidden"
+            )
         clocks = timing.cold.clocks_after
         console.print(
             f"  clocks       {clocks.get('sm_mhz', '?')} MHz, {clocks.get('temperature_c', '?')} C, throttle: {clocks.get('throttle') or 'none'}",

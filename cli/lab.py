@@ -192,10 +192,17 @@ class Lab:
         ]  # fmt: skip
         return Shown(f"measured {self.title} on {device.name}", found.to_json(), rows)
 
-    def tune(self, trials: int, study: str | Path | None = None, objective: str | None = None) -> Study:
+    def tune(
+        self,
+        trials: int,
+        study: str | Path | None = None,
+        objective: str | None = None,
+        fixed: Mapping[str, Any] | None = None,
+    ) -> Study:
         """Search until the study holds so many trials; what it holds already counts, and the result says so.
 
-        Measured where the GPU is here, predicted elsewhere; ``study`` is its file (default: under studies/).
+        Measured where the GPU is here, predicted elsewhere; ``study`` is its file (default: under studies/);
+        ``fixed`` holds parameters at one value.
         """
         from ..kernels.device import discover
         from ..tuning.tune import TuneRequest, tune
@@ -209,7 +216,9 @@ class Lab:
         if goal not in ("measured", "predicted"):
             raise InputError(f"objective {goal!r} is neither measured nor predicted")
         path = Path(study) if study else None
-        request = TuneRequest(self.family, self.engine, self.problem, self.gpu, goal, trials, path)  # type: ignore[arg-type]
+        request = TuneRequest(
+            self.family, self.engine, self.problem, self.gpu, goal, trials, path, fixed=dict(fixed or {}),  # type: ignore[arg-type]
+        )  # fmt: skip
         result = tune(request)
         data = study_data(result.path)
         rows: list[tuple[str, Any]] = [
@@ -219,7 +228,12 @@ class Lab:
         if older and result.new_trials:
             rows.append(("older", f"{older} of them were in the study already, {result.new_trials} are new"))
         elif older:
-            rows.append(("older", f"all {older} were in the study already: nothing ran; ask for more trials, or name another study"))
+            rows.append(
+                (
+                    "older",
+                    f"all {older} were in the study already: nothing ran; ask for more trials, or name another study",
+                )
+            )
         if result.choice:
             chosen = result.choice
             rows += [

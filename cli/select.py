@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -62,17 +63,40 @@ def parse_config(text: str | None, space: Space) -> Config:
             given = {name.strip(): value.strip() for name, value in pairs}
     except (ValueError, IndexError) as error:
         raise InputError(f"--config is name=value,name=value or a JSON object, not {text!r}") from error
-    config = dict(space.default)
+    config = {**space.default, **_typed(given, space)}
+    space.check(config)
+    return config
+
+
+def _typed(given: Mapping[str, Any], space: Space) -> dict[str, Any]:
+    """Values of a command line as the space's own."""
     params = {param.name: param for param in space.params}
+    typed = {}
     for name, value in given.items():
         if name not in params:
             raise InputError(f"unknown parameter {name!r}; the space has {', '.join(params)}")
         legal = {str(option): option for option in params[name].values}
         if str(value) not in legal:
             raise InputError(f"{name} is {value!r}, legal values are {', '.join(legal)}")
-        config[name] = legal[str(value)]
-    space.check(config)
-    return config
+        typed[name] = legal[str(value)]
+    return typed
+
+
+def parse_fixed(texts: Sequence[str] | None, space: Space) -> Config:
+    """Parameters of ``--fix name=value`` options.
+
+    Raises:
+        InputError: not name=value, a name twice, or no such parameter or value.
+    """
+    given: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"--fix is name=value, not {text!r}")
+        if name in given:
+            raise InputError(f"--fix names {name} twice; one value each")
+        given[name] = value
+    return _typed(given, space)
 
 
 @dataclass(frozen=True)
@@ -89,9 +113,17 @@ class Selection:
         Raises:
             InputError: the engine refuses the problem, or the text is no legal config.
         """
+        return parse_config(text, self.space(card))
+
+    def space(self, card: GpuCard) -> Space:
+        """The engine's space for the problem on a GPU.
+
+        Raises:
+            InputError: the engine refuses the problem.
+        """
         if refusal := self.engine.refuses(self.problem, card.arch):
             raise InputError(f"{self.family.name}/{self.engine.name} refuses {self.problem.label}: {refusal}")
-        return parse_config(text, self.engine.space(self.problem, card))
+        return self.engine.space(self.problem, card)
 
     def to_json(self) -> dict[str, Any]:
         """For the head of a command's output."""

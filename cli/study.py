@@ -12,6 +12,7 @@ from .select import EngineName, Kind, Model, Rows, Tp
 from .tune import (
     CompileLimit,
     FamilyName,
+    Fix,
     Gpu,
     MeasureLimit,
     Objective,
@@ -39,7 +40,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
         f"{data['study']}: {identity['family']}/{identity['engine']} on {identity['gpu']}, {data['evidence']}",
         markup=False,
     )
-    console.print(problem, markup=False)
+    fixed = "".join(f", {name} held at {value}" for name, value in identity.get("fixed", {}).items())
+    console.print(problem + fixed, markup=False)
     counts = ", ".join(f"{count} {status}" for status, count in data["statuses"].items()) or "none"
     running = f", {data['running']} running or left running" if data["running"] else ""
     console.print(f"{data['trials']} trials: {counts}{running}")
@@ -90,6 +92,7 @@ def record_command(
     engine: EngineName = None,
     objective: Objective = None,
     sample: Annotated[int | None, typer.Option("--sample", help="Configs to draw (default: all legal ones).")] = None,
+    fix: Fix = None,
     study: StudyFile = None,
     seed: Seed = 0,
     compile_limit: CompileLimit = 120.0,
@@ -101,7 +104,7 @@ def record_command(
     from ..tuning.record import record
 
     request = make_request(
-        family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit
+        family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, fix=fix
     )
     data = record(request, out, sample=sample, progress=for_terminal(as_json)).to_json()
     emit(data, as_json, render_record)

@@ -27,6 +27,12 @@ Objective = Annotated[
 ]
 StudyFile = Annotated[Path | None, typer.Option("--study", help="Study file (default: one under studies/).")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the search and of the inputs.")]
+Fix = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fix", help="Hold a parameter at one value, name=value; repeatable. Such a study is one of its own."
+    ),
+]
 CompileLimit = Annotated[float, typer.Option("--compile-limit", help="Wall limit of one compilation, in seconds.")]
 MeasureLimit = Annotated[float, typer.Option("--measure-limit", help="Wall limit of one check or timing, in seconds.")]
 
@@ -57,6 +63,7 @@ def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
 def make_request(
     family: str, model: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine: str | None,
     objective: str | None, study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
+    fix: list[str] | None = None,
 ) -> TuneRequest:  # fmt: skip
     """The request the options describe.
 
@@ -65,12 +72,15 @@ def make_request(
     """
     from ..tuning.supervisor import Limits
     from ..tuning.tune import TuneRequest
-    from .select import select_engine
+    from .select import parse_fixed, select_engine
 
     chosen = select_engine(family, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     card, aim = target(gpu, objective)
     limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
-    return TuneRequest(chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits)  # type: ignore[arg-type]
+    fixed = parse_fixed(fix, chosen.space(card)) if fix else {}
+    return TuneRequest(
+        chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits, fixed=fixed,  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -131,6 +141,7 @@ def register(app: typer.Typer) -> None:
         engine: EngineName = None,
         objective: Objective = None,
         trials: Annotated[int, typer.Option("--trials", help="Trials the study shall hold in the end.")] = 40,
+        fix: Fix = None,
         study: StudyFile = None,
         seed: Seed = 0,
         compile_limit: CompileLimit = 120.0,
@@ -143,7 +154,20 @@ def register(app: typer.Typer) -> None:
         from ..tuning.tune import tune
 
         request = make_request(
-            family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, trials
+            family,
+            model,
+            tp,
+            rows,
+            kind,
+            gpu,
+            engine,
+            objective,
+            study,
+            seed,
+            compile_limit,
+            measure_limit,
+            trials,
+            fix,
         )
         data = tune(replace(request, fresh=fresh), for_terminal(as_json)).to_json()
         emit(data, as_json, render)

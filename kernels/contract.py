@@ -115,10 +115,18 @@ class Buffer:
 class Arg:
     """One kernel parameter, in the order of the cubin's parameters."""
 
-    kind: Literal["tensor", "int32", "null"]
-    """A device pointer, a 32-bit integer, or a null pointer (Triton's unused scratch)."""
+    kind: Literal["tensor", "tensor_map", "int32", "null"]
+    """A device pointer, a TMA tensor map by value (128 bytes), a 32-bit integer, or a null pointer
+    (Triton's unused scratch)."""
     name: str = ""
-    """Input, output or buffer name for a tensor; ``rows`` or another problem field for an int32."""
+    """Input, output or buffer name for a tensor or a tensor map; ``rows`` or another problem field for an int32."""
+    box: tuple[int, int] = (0, 0)
+    """Tensor maps: rows x columns that one copy brings in; at most 256 each."""
+    swizzle: Literal[0, 32, 64, 128] = 0
+    """Tensor maps: bytes of the shared-memory swizzle; a row of the box is at most that long."""
+    extent: str = ""
+    """Tensor maps: ``rows`` or another problem field that says how many rows of the tensor are live, what lies
+    beyond reads as zeros; empty: all rows of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -136,11 +144,23 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     pdl: bool = False
     """Launch with programmatic stream serialization (the kernel waits for its predecessor itself)."""
+    needs_residency: bool = False
+    """Blocks of the grid wait for each other beyond one cluster: it may start only where all of them fit at once."""
 
     @property
     def threads(self) -> int:
         """Threads a block."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def cluster_blocks(self) -> int:
+        """Blocks a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
 
 @dataclass(frozen=True)
@@ -254,6 +274,12 @@ class Family(ABC):
     def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None] | None:
         """The same work as a user would write it in PyTorch operators today, on tensors of inputs and
         outputs on the GPU, capturable in a graph; None where there is no such thing.
+        """
+        return None
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors] | None:
+        """The same work as a function of inputs that returns the outputs: what torch.compile is given; None where
+        there is no such thing.
         """
         return None
 

@@ -42,6 +42,8 @@ class GpuCard:
     nvlink_bandwidth: float
     """Bytes/s of all links together, one direction."""
     max_threads_per_sm: int
+    gpc_sms: tuple[int, ...]
+    """SMs of each GPC: the blocks of a cluster lie in one. Parts of one model differ in which SMs are off."""
     sources: Mapping[str, str]
     """Field name to where its number comes from."""
 
@@ -69,6 +71,7 @@ _BLACKWELL_SOURCES = {
     "nvlink_bandwidth": "NVIDIA Blackwell datasheet: NVLink 5, 1.8 TB/s both directions, half of it each way",
     "max_threads_per_sm": f"{_TUNING}: 64 warps",
     "measured_read_bandwidth": _NOT_MEASURED,
+    "gpc_sms": "assumed: 8 GPCs of at most 20 SMs, as unevenly cut as the SM count suggests; no document states the sizes",
 }
 _ULTRA_L2 = f"assumed equal to B200's, for which the {_TUNING} states 126 MB; no document of this part states it"
 _HOPPER_SOURCES = {
@@ -78,6 +81,7 @@ _HOPPER_SOURCES = {
     "tmem_per_sm": "the architecture has no tensor memory",
     "nvlink_bandwidth": "NVIDIA H100 and H200 datasheets: NVLink 4, 900 GB/s both directions, half of it each way",
     "max_threads_per_sm": f"{_HOPPER}: 64 warps",
+    "gpc_sms": "assumed: 8 GPCs of 16 or 18 SMs (9 TPCs of 2 each in the NVIDIA H100 whitepaper, one or none off)",
 }
 
 GB300 = GpuCard(
@@ -94,6 +98,7 @@ GB300 = GpuCard(
     tmem_per_sm=256 * KB,
     nvlink_bandwidth=0.9e12,
     max_threads_per_sm=2048,
+    gpc_sms=(20, 20, 20, 20, 18, 18, 18, 18),
     sources={
         **_BLACKWELL_SOURCES,
         "arch": "compute capability 10.3",
@@ -117,6 +122,7 @@ B300 = GpuCard(
     tmem_per_sm=256 * KB,
     nvlink_bandwidth=0.9e12,
     max_threads_per_sm=2048,
+    gpc_sms=(20, 20, 20, 18, 18, 18, 18, 16),
     sources={
         **_BLACKWELL_SOURCES,
         "arch": "compute capability 10.3",
@@ -140,6 +146,7 @@ B200 = GpuCard(
     tmem_per_sm=256 * KB,
     nvlink_bandwidth=0.9e12,
     max_threads_per_sm=2048,
+    gpc_sms=(20, 20, 20, 18, 18, 18, 18, 16),
     sources={
         **_BLACKWELL_SOURCES,
         "arch": "compute capability 10.0",
@@ -163,6 +170,7 @@ H200 = GpuCard(
     tmem_per_sm=0,
     nvlink_bandwidth=0.45e12,
     max_threads_per_sm=2048,
+    gpc_sms=(18, 18, 16, 16, 16, 16, 16, 16),
     sources={
         **_HOPPER_SOURCES,
         "arch": "compute capability 9.0",
@@ -188,6 +196,7 @@ H100 = GpuCard(
     tmem_per_sm=0,
     nvlink_bandwidth=0.45e12,
     max_threads_per_sm=2048,
+    gpc_sms=(18, 18, 16, 16, 16, 16, 16, 16),
     sources={
         **_HOPPER_SOURCES,
         "arch": "compute capability 9.0",

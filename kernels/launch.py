@@ -14,11 +14,17 @@ from typing import Any
 import cuda.bindings.driver as driver
 import torch
 
-from .contract import Compiled, Launch
+from . import residency
+from .contract import Arg, Compiled, Launch
+from .tensor_map import TensorMap, encode, placed
 
 
 class LaunchError(RuntimeError):
     """The driver refused to load or launch a kernel."""
+
+
+class ResidencyError(LaunchError):
+    """The GPU cannot hold the blocks that must be there together; nothing was launched."""
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
@@ -28,6 +34,12 @@ def _checked(result: tuple[Any, ...]) -> Any:
         _, text = driver.cuGetErrorString(code)
         raise LaunchError(f"{code.name}: {text.decode() if text else 'unknown error'}")
     return values[0] if len(values) == 1 else values
+
+
+def _tensor_map(arg: Arg, tensor: torch.Tensor, rows: int | None) -> TensorMap:
+    """See :func:`k3lab.kernels.tensor_map.encode`; the driver's refusal as LaunchError."""
+    code, encoded = encode(arg, tensor, rows)
+    return placed(_checked((code, encoded)))
 
 
 class _Loaded:
@@ -42,12 +54,16 @@ class _Loaded:
         if launch.shared_bytes > 48 * 1024:
             limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(self.function, limit, launch.shared_bytes))
-        if launch.cluster[0] * launch.cluster[1] * launch.cluster[2] > 8:
+        if launch.cluster_blocks > 8:
             wide = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(self.function, wide, 1))
+        if residency.concerned(launch):
+            room = residency.room_on_gpu(launch, self.function, self.config(pdl=False))
+            if reason := residency.refusal(launch, room):
+                raise ResidencyError(reason)
 
-    def config(self) -> driver.CUlaunchConfig:
-        """Launch configuration without the stream."""
+    def config(self, *, pdl: bool) -> driver.CUlaunchConfig:
+        """Launch configuration without the stream; ``pdl``: with programmatic stream serialization."""
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.launch.block
@@ -58,7 +74,7 @@ class _Loaded:
             cluster.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = self.launch.cluster
             attributes.append(cluster)
-        if self.launch.pdl:
+        if pdl:
             serial = driver.CUlaunchAttribute()
             serial.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             serial.value.programmaticStreamSerializationAllowed = 1
@@ -69,7 +85,11 @@ class _Loaded:
 
 
 class Runner:
-    """A compiled engine on the current CUDA device."""
+    """A compiled engine on the current CUDA device.
+
+    Raises:
+        ResidencyError: a cluster of a launch fits nowhere, or a launch's blocks wait for each other and do not all fit.
+    """
 
     def __init__(self, compiled: Compiled, device: str = "cuda") -> None:
         torch.cuda.current_stream()  # the driver API needs torch's context to be current
@@ -83,23 +103,32 @@ class Runner:
             for buffer in compiled.buffers
         }
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None) -> Callable[[], None]:
+    def bind(
+        self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None, pdl: bool | None = None
+    ) -> Callable[[], None]:
         """A call without arguments that launches on torch's current stream; holds the tensors alive.
 
         Args:
             tensors: inputs and outputs by name, contiguous, on the GPU.
             rows: token rows, at most those compiled for (default: exactly those).
+            pdl: None launches as compiled; False without the programmatic edge to what runs before, so that
+                the kernel starts when its predecessor has ended. True is for kernels compiled so.
 
         Raises:
-            ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned.
+            ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned; or PDL
+                asked of a kernel that was not compiled for it.
         """
         most = self.compiled.problem.rows
         rows = most if rows is None else rows
         if not 1 <= rows <= most:
             raise ValueError(f"{rows} rows: compiled for 1 to {most}")
+        if pdl and not all(launch.pdl for launch in self.compiled.launches):
+            raise ValueError("a kernel that does not wait for its predecessor itself cannot be launched with PDL")
         held = {**self.buffers, **tensors}
         integers = {**self.compiled.problem.to_json(), "rows": rows}
-        calls = [self._pack(loaded, held, integers) for loaded in self._loaded]
+        calls = [
+            self._pack(loaded, held, integers, loaded.launch.pdl if pdl is None else pdl) for loaded in self._loaded
+        ]
 
         def call() -> None:
             stream = torch.cuda.current_stream().cuda_stream
@@ -111,8 +140,10 @@ class Runner:
         return call
 
     @staticmethod
-    def _pack(loaded: _Loaded, held: Mapping[str, torch.Tensor], integers: Mapping[str, Any]) -> tuple[Any, ...]:
-        values: list[ctypes._SimpleCData] = []
+    def _pack(
+        loaded: _Loaded, held: Mapping[str, torch.Tensor], integers: Mapping[str, Any], pdl: bool
+    ) -> tuple[Any, ...]:
+        values: list[Any] = []
         for arg in loaded.launch.args:
             if arg.kind == "null":
                 values.append(ctypes.c_uint64(0))
@@ -126,6 +157,9 @@ class Runner:
                     raise ValueError(
                         f"{loaded.launch.kernel}: {arg.name!r} must be a contiguous, 16-byte aligned CUDA tensor"
                     )
-                values.append(ctypes.c_uint64(tensor.data_ptr()))
+                if arg.kind == "tensor_map":
+                    values.append(_tensor_map(arg, tensor, integers.get(arg.extent)))
+                else:
+                    values.append(ctypes.c_uint64(tensor.data_ptr()))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        return loaded.config(), loaded.function, ctypes.addressof(pointers), (values, pointers)
+        return loaded.config(pdl=pdl), loaded.function, ctypes.addressof(pointers), (values, pointers)

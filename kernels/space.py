@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .errors import InputError
@@ -95,6 +95,37 @@ class Space:
     def legal(self) -> tuple[dict[str, Value], ...]:
         """Every legal config, in a fixed order."""
         return tuple(config for config in self.points() if self.illegal(config) is None)
+
+    def restricted(self, fixed: Config) -> Space:
+        """The part of the space in which parameters have given values.
+
+        Its default is this one's with those values; where that is illegal, the legal config that differs from
+        it in the fewest parameters, the first of them in the space's order.
+
+        Raises:
+            InputError: no such parameter or value, or no legal config has them.
+        """
+        if not fixed:
+            return self
+        params = {param.name: param for param in self.params}
+        for name, value in fixed.items():
+            if name not in params:
+                raise InputError(f"unknown parameter {name!r}; the space has {', '.join(sorted(params))}")
+            legal = params[name].values
+            if not any(type(value) is type(other) and value == other for other in legal):
+                raise InputError(f"{name} is {value!r}, legal values are {', '.join(map(str, legal))}")
+        narrow = tuple(replace(p, values=(fixed[p.name],)) if p.name in fixed else p for p in self.params)
+        default = {**self.default, **fixed}
+        if self.illegal(default) is not None:
+            wanted = default
+            points = itertools.product(*(param.values for param in narrow))
+            found = (dict(zip(params, values, strict=True)) for values in points)
+            near = [config for config in found if self.illegal(config) is None]
+            if not near:
+                text = ", ".join(f"{name}={value}" for name, value in fixed.items())
+                raise InputError(f"no legal config has {text}: {self.illegal(wanted)}")
+            default = min(near, key=lambda config: sum(config[name] != wanted[name] for name in params))
+        return Space(narrow, self.constraints, default)
 
     def refusals(self) -> dict[str, int]:
         """Illegal points counted by the constraint that refuses them first."""

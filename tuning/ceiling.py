@@ -1,55 +1,149 @@
-"""The read ceiling of the GPU at hand: best plain read of gigabytes. Imports Triton: import it lazily."""
+"""The read ceiling of the GPU at hand: the best of several plain streaming reads of gigabytes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, Literal
 
-import torch
-import triton
-import triton.language as tl
+from ..kernels import Arg, Compiled, Launch, Problem
 
 READ_BYTES = 4 << 30
+LAUNCHES = 4
+"""Reads between two events, one after the other: what starting the first costs stays below 0.3 %."""
+SAMPLES = 7
+KB = 1024
 
 
-@triton.jit
-def k3lab_read(x_ptr, out_ptr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """A block sums ``TILES`` stretches of ``BLOCK`` words, one contiguous range."""
-    offset = tl.arange(0, BLOCK)
-    block = tl.program_id(0).to(tl.int64)
-    start = block * TILES * BLOCK
-    total = tl.zeros((BLOCK,), dtype=tl.int32)
-    for tile in tl.static_range(TILES):
-        total += tl.load(x_ptr + start + tile * BLOCK + offset, eviction_policy="evict_first")
-    tl.store(out_ptr + block, tl.sum(total))
+@dataclass(frozen=True)
+class Reader:
+    """One kernel that reads an array once, and its shape."""
+
+    kind: Literal["tiles", "stride", "bulk"]
+    """``tiles``: many short blocks; ``stride``: resident blocks side by side; ``bulk``: rings of bulk copies."""
+    words: int
+    """32-bit words a load of the whole block, or a copy."""
+    depth: int
+    """Loads (as far as the compiler's registers allow) or copies that a block has in flight."""
+    warps: int = 1
+    """Of a block; a ring needs one."""
+    a_sm: int = 0
+    """Resident blocks an SM; the short blocks come as they fit."""
+
+    @property
+    def label(self) -> str:
+        """Short text for lists."""
+        resident = f", {self.a_sm} blocks a SM" if self.a_sm else ""
+        return f"{self.kind} {self.depth} x {self.words * 4 // KB} KB, {self.warps} warps{resident}"
 
 
-SHAPES = [(block, tiles, warps) for block in (2048, 4096, 8192) for tiles in (1, 2, 4) for warps in (4, 8)]
-"""(words a tile, tiles a block, warps): all tiles of a block are in flight together."""
+READERS = (
+    *(Reader("tiles", words, depth, warps) for words in (2048, 4096, 8192) for depth in (1, 2, 4) for warps in (4, 8)),
+    Reader("tiles", 8192, 1, 16), Reader("tiles", 8192, 2, 16),
+    Reader("stride", 2048, 4, 4, 4), Reader("stride", 4096, 2, 8, 4), Reader("stride", 8192, 1, 16, 2),
+    Reader("stride", 8192, 2, 16, 2), Reader("stride", 4096, 4, 8, 2), Reader("stride", 2048, 2, 4, 8),
+    Reader("bulk", 4096, 12, 1, 1), Reader("bulk", 8192, 6, 1, 1), Reader("bulk", 4096, 6, 1, 2),
+    Reader("bulk", 2048, 12, 1, 2), Reader("bulk", 8192, 3, 1, 2), Reader("bulk", 4096, 4, 1, 3),
+)  # fmt: skip
 
 
-def time_read(x: torch.Tensor, out: torch.Tensor, block: int, tiles: int, warps: int) -> float:
-    """Bytes/s of one shape, median of 7 after 2."""
-    grid = x.numel() // (block * tiles)
+@dataclass(frozen=True)
+class Reading(Problem):
+    """How often the loop of a reader turns (``stride``), or how many chunks there are (``bulk``)."""
+
+    turns: int
+
+
+X, OUT, TURNS = Arg("tensor", "x"), Arg("tensor", "out"), Arg("int32", "turns")
+
+
+def compile_reader(reader: Reader, words: int, arch: str, sms: int) -> tuple[Compiled, int]:
+    """The reader for an array of so many words, and the bytes that one launch of it reads (all, up to a last part)."""
+    blocks = reader.a_sm * sms
+    share = reader.words * (1 if reader.kind == "bulk" else reader.depth)
+    if reader.kind == "stride":
+        share *= blocks
+    turns = words // share
+    launch = _bulk(reader, words, blocks, arch) if reader.kind == "bulk" else _triton(reader, turns, blocks, arch)
+    return Compiled("read", reader.kind, Reading(1, 1, turns), {}, arch, (launch,)), turns * share * 4
+
+
+def _triton(reader: Reader, turns: int, blocks: int, arch: str) -> Launch:
+    from ..kernels.triton_compile import TritonKernel, compile_triton
+    from .read_tiles import k3lab_read_stride, k3lab_read_tiles
+
+    args: dict[str, Any] = {"x_ptr": ("*i32", X), "out_ptr": ("*i32", OUT)}
+    constants = {"BLOCK": reader.words, "TILES": reader.depth}
+    if reader.kind == "tiles":
+        return compile_triton(TritonKernel(k3lab_read_tiles, args, constants, reader.warps, 1), (turns, 1, 1), arch)
+    args["turns"] = ("i32", TURNS)
+    constants["BLOCKS"] = blocks
+    return compile_triton(TritonKernel(k3lab_read_stride, args, constants, reader.warps, 1), (blocks, 1, 1), arch)
+
+
+def _bulk(reader: Reader, words: int, blocks: int, arch: str) -> Launch:
+    from cutlass import Int32
+    from cutlass.cute.runtime import make_fake_tensor
+
+    from ..kernels.cute_compile import compile_cute
+    from .read_bulk import launch
+
+    tensors = [make_fake_tensor(Int32, (size,), stride=(1,), assumed_align=16) for size in (words, blocks)]
+    return compile_cute(
+        launch,
+        (*tensors, Int32(1), blocks, reader.words, reader.depth),
+        arch,
+        grid=(blocks, 1, 1),
+        block=(32, 1, 1),
+        shared_bytes=reader.depth * (reader.words * 4 + 8),
+        args=(X, OUT, TURNS),
+    )
+
+
+def time_read(call: Callable[[], None], read: int) -> float:
+    """Bytes/s of calls that read so many bytes each, median of :data:`SAMPLES` after two."""
+    import torch
+
     times = []
-    for _ in range(9):
+    for _ in range(SAMPLES + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        k3lab_read[(grid,)](x, out, BLOCK=block, TILES=tiles, num_warps=warps)
+        for _ in range(LAUNCHES):
+            call()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end) * 1e-3)
-    return grid * block * tiles * 4 / sorted(times[2:])[3]
+        times.append(start.elapsed_time(end) * 1e-3 / LAUNCHES)
+    return read / sorted(times[2:])[SAMPLES // 2]
+
+
+def time_readers(readers: Sequence[Reader] = READERS, read_bytes: int = READ_BYTES) -> dict[str, float]:
+    """Bytes/s of each reader by its label, on the current GPU."""
+    import torch
+
+    from ..kernels.device import require
+    from ..kernels.launch import Runner
+
+    device = require("the read ceiling")
+    words = read_bytes // 4
+    x = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
+    out = torch.empty(words // 2048, dtype=torch.int32, device="cuda")
+
+    def bound(reader: Reader) -> tuple[Callable[[], None], int]:
+        compiled, read = compile_reader(reader, words, device.arch, device.sms)
+        return Runner(compiled).bind({"x": x, "out": out}), read
+
+    ready = {reader.label: bound(reader) for reader in readers}  # compiled first: no pause between measurements
+    for _ in range(5):  # up to the clocks that a measurement runs at
+        time_read(*ready[readers[0].label])
+    return {label: time_read(call, read) for label, (call, read) in ready.items()}
 
 
 @cache
 def read_ceiling(read_bytes: int = READ_BYTES) -> float:
-    """Bytes/s of the best of some shapes of a plain read of 4 GiB."""
-    words = read_bytes // 4
-    x = torch.randint(-(2**31), 2**31 - 1, (words,), dtype=torch.int32, device="cuda")
-    out = torch.empty(words // 2048, dtype=torch.int32, device="cuda")
-    for _ in range(20):  # up to the clocks that a measurement runs at
-        time_read(x, out, *SHAPES[0])
-    best = max(time_read(x, out, *shape) for shape in SHAPES)
-    del x, out
+    """Bytes/s of the best reader."""
+    import torch
+
+    best = max(time_readers(read_bytes=read_bytes).values())
     torch.cuda.empty_cache()
     return best

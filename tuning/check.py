@@ -92,7 +92,10 @@ def written_beyond(whole: torch.Tensor, view: torch.Tensor) -> int | None:
 
 
 def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult:
-    """Run on the GPU: poisoned outputs, fresh inputs, fewer rows, a repeat, a graph replay, scratch left clean."""
+    """Run on the GPU: poisoned outputs, fresh inputs, fewer rows, a repeat, a graph replay, scratch left clean.
+
+    Kernels launched with programmatic edges also run in chains of them, and must give the bits they give without.
+    """
     import torch
 
     from ..kernels.launch import Runner
@@ -148,6 +151,16 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     if not faults:
         _repeatable(full, outputs, poison, faults)
         judge(problem.rows, "graph replay")
+    if not faults and any(launch.pdl for launch in compiled.launches):
+        from .check_chain import chain_faults
+
+        specs = family.output_specs(problem)
+
+        def another(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+            return guarded_output(specs[name][0], getattr(torch, specs[name][1]), "cuda")
+
+        poison()  # what is updated in place holds what it held at first
+        faults += chain_faults(family, runner, inputs, fresh, another)
     for name, (whole, view) in guarded.items():
         if (place := written_beyond(whole, view)) is not None:
             faults.append(f"{name} was written beyond its end, first at element {place} of {view.numel()}")

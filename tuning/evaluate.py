@@ -33,6 +33,22 @@ def too_large(resources: Sequence[Any], gpu: GpuCard) -> str | None:
     return None
 
 
+def not_together(compiled: Compiled, resources: Sequence[Any], gpu: GpuCard) -> str | None:
+    """Why blocks that must be on the GPU together are not, by the model of its card; None where they are.
+
+    ``resources`` are ``KernelResources``, one a launch. On the GPU itself the launcher asks the driver instead.
+    """
+    from ..kernels import residency
+    from .predict import resident_blocks
+
+    for launch, kernel in zip(compiled.launches, resources, strict=True):
+        if residency.concerned(launch):
+            room = residency.room_by_card(launch, resident_blocks(kernel, gpu), gpu)
+            if reason := residency.refusal(launch, room):
+                return reason
+    return None
+
+
 def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
     """The compiled config, and an outcome that holds its resources: ok, or why it goes no further."""
     from .compiling import compile_config
@@ -47,7 +63,11 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
         return None, failure(Status.ILLEGAL, error)  # type: ignore[return-value]  # never used with an illegal outcome
     found = resources(compiled)
     begun = Outcome(Status.OK, resources=tuple(kernel.to_json() for kernel in found))
-    if reason := too_large(found, gpu_card(task.job.gpu)):
+    card = gpu_card(task.job.gpu)
+    reason = too_large(found, card)
+    if task.job.kind == "predict":
+        reason = reason or not_together(compiled, found, card)
+    if reason:
         begun = replace(begun, status=Status.ILLEGAL, reason=reason)
     return compiled, begun
 
@@ -72,6 +92,7 @@ def predict(task: Task, stage: Stage) -> Outcome:
 
 def measure(task: Task, stage: Stage) -> Outcome:
     """Check, time, check again on fresh inputs. Only the cold figure is the objective."""
+    from ..kernels.launch import ResidencyError
     from .check import check_compiled
     from .policy import QUICK
 
@@ -79,7 +100,10 @@ def measure(task: Task, stage: Stage) -> Outcome:
     if begun.status is not Status.OK:
         return begun
     stage("check")
-    checked = check_compiled(task.family, compiled, task.job.seed)
+    try:
+        checked = check_compiled(task.family, compiled, task.job.seed)
+    except ResidencyError as error:  # nothing was launched
+        return replace(begun, status=Status.ILLEGAL, reason=describe(error))
     if not checked.ok:
         return replace(
             begun, status=Status.WRONG, reason=checked.reason or "differs from the twin", check=checked.to_json()

@@ -97,9 +97,10 @@ def read_candidate(path: Path, family: Family | None = None) -> Candidate:
         engine = found.engine(identity["engine"])
         problem = found.problem_from_json(identity["problem"])
         gpu = gpu_card(identity["gpu"])
-        StudyIdentity.of(found, engine, problem, gpu, identity["objective"]).require(identity, path)
+        fixed = identity.get("fixed", {})
+        StudyIdentity.of(found, engine, problem, gpu, identity["objective"], fixed).require(identity, path)
         trials = study.trials()
-        space = engine.space(problem, gpu)
+        space = engine.space(problem, gpu).restricted(fixed)
         choice = choose(study, space)
         if choice is None:
             raise InputError(
@@ -243,7 +244,7 @@ def _build(winner: Candidate, arch: str, worker: Supervisor, cubins: dict[str, b
         name = cubin_path(cubin)
         cubins[name] = cubin
         shapes = {field: tuple(launch[field]) for field in ("grid", "block", "cluster")}
-        args = tuple(ArgModel(**arg) for arg in launch["args"])
+        args = tuple(ArgModel(**{**arg, "box": tuple(arg["box"])}) for arg in launch["args"])
         launches.append(LaunchModel(**{**launch, **shapes, "cubin": name, "args": args}))
     return BuildModel(
         arch=arch,

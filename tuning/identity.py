@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
-from ..kernels.space import Space
+from ..kernels.space import Config, Space
 
 SCHEMA = 1
 """Version of what a study's attributes hold; raised when they change meaning."""
@@ -50,10 +51,19 @@ class StudyIdentity:
     compilers: Mapping[str, str]
     """Compiler package to version."""
     space: str
-    """Digest of the parameters and their values."""
+    """Digest of the parameters and their values: of the whole space."""
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Parameters held at one value; studies from before this field hold none."""
 
     @staticmethod
-    def of(family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective) -> StudyIdentity:
+    def of(
+        family: Family,
+        engine: Engine,
+        problem: Problem,
+        gpu: GpuCard,
+        objective: Objective,
+        fixed: Config | None = None,
+    ) -> StudyIdentity:
         """The identity a new study would have now."""
         from .compiling import compiler_versions, glue_digest
         from .policy import POLICY_VERSION
@@ -71,6 +81,7 @@ class StudyIdentity:
             glue_digest=glue_digest(engine),
             compilers=compiler_versions(engine),
             space=space_digest(engine.space(problem, gpu)),
+            fixed=dict(fixed or {}),
         )
 
     @property
@@ -90,7 +101,7 @@ class StudyIdentity:
         """
         check_schema(stored, path)
         for field, here in self.to_json().items():
-            there = stored.get(field)
+            there = stored.get(field, {} if field == "fixed" else None)
             if isinstance(here, Mapping) and isinstance(there, Mapping):
                 changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
                 if changed:
@@ -117,7 +128,9 @@ def check_schema(stored: Mapping[str, Any], path: Path) -> None:
             "give another --study path, or open it with the version that wrote it"
         )
     for field in fields(StudyIdentity):
-        kind = int if field.name == "schema" else Mapping if field.name in ("problem", "compilers") else str
+        kind = int if field.name == "schema" else Mapping if field.name in ("problem", "compilers", "fixed") else str
+        if field.name == "fixed" and "fixed" not in stored:
+            continue
         if not isinstance(stored.get(field.name), kind):
             raise InputError(
                 f"study {path} is damaged (its identity has no {field.name}): restore a copy, or name another file"
@@ -128,6 +141,10 @@ def check_schema(stored: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def default_path(family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective) -> Path:
-    """``studies/<family>-<engine>-<problem>-<gpu>-<objective>.sqlite3`` under the working folder."""
-    return Path("studies") / f"{family.name}-{engine.name}-{problem.label}-{gpu.name.lower()}-{objective}.sqlite3"
+def default_path(
+    family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective, fixed: Config | None = None
+) -> Path:
+    """``studies/<family>-<engine>-<problem>-<gpu>-<objective>[-<name>_is_<value>...].sqlite3`` under the working folder."""
+    held = "".join(f"-{name}_is_{value}" for name, value in sorted((fixed or {}).items()))
+    name = f"{family.name}-{engine.name}-{problem.label}-{gpu.name.lower()}-{objective}{held}"
+    return Path("studies") / f"{name}.sqlite3"

@@ -139,8 +139,8 @@ def check_replaceable(path: Path, request: TuneRequest) -> None:
     """Make sure that nothing is lost: a recording is replaced only by one of the same thing.
 
     Raises:
-        InputError: a file is there that is no recording, or one of another family, engine, problem, GPU or
-            objective.
+        InputError: a file is there that is no recording, or one of another family, engine, problem, GPU,
+            objective or fixed parameters.
     """
     if not path.exists() or not path.stat().st_size:
         return
@@ -151,11 +151,13 @@ def check_replaceable(path: Path, request: TuneRequest) -> None:
         "problem": request.problem.to_json(),
         "gpu": request.gpu.name,
         "objective": request.objective,
+        "fixed": dict(request.fixed),
     }
     for field, value in here.items():
-        if there.get(field) != value:
+        was = there.get(field, {} if field == "fixed" else None)
+        if was != value:
             raise InputError(
-                f"{path} is a recording of another {field} ({there.get(field)!r}, now {value!r}): name another --out file"
+                f"{path} is a recording of another {field} ({was!r}, now {value!r}): name another --out file"
             )
 
 

@@ -1,10 +1,14 @@
-"""Honest device time of a compiled engine: cold beside hot, with clocks, spread and the byte floor."""
+"""Honest device time of a compiled engine: cold beside hot, with clocks, spread and the byte floor.
+
+Isolated: no programmatic edge between calls, even where the engine is launched with one in a decode step.
+What such an edge hides is another figure (:mod:`k3lab.tuning.chain`).
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +18,8 @@ from .policy import FULL, TimingPolicy
 
 if TYPE_CHECKING:
     import torch
+
+    from .chain import ChainTiming
 
 
 class BrokenMeasurement(RuntimeError):
@@ -63,8 +69,14 @@ class Timing:
     hot: Series
     policy: TimingPolicy
     alternative_us: float | None = None
-    """The same work by PyTorch operators, graph-captured, cold, in the same run."""
+    """The best of the alternatives."""
     notes: list[str] = field(default_factory=list)
+    alternatives: dict[str, float] = field(default_factory=dict)
+    """The same work by PyTorch operators, graph-captured, cold, in the same run: as called, and by torch.compile."""
+    not_timed: dict[str, str] = field(default_factory=dict)
+    """Alternatives that could not be timed, and why."""
+    chain: ChainTiming | None = None
+    """Behind a predecessor, with programmatic edges; None where it was not asked for or the launches have none."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able, times rounded to a nanosecond."""
@@ -74,6 +86,8 @@ class Timing:
                 data[name] = round(data[name], 3)
         data["spread"], data["percent_of_ceiling"] = round(self.spread, 4), round(self.percent_of_ceiling, 1)
         data["read_ceiling"] = round(self.read_ceiling)
+        data["alternatives"] = {name: round(value, 3) for name, value in self.alternatives.items()}
+        data["chain"] = self.chain.to_json() if self.chain else None
         return data
 
 
@@ -85,16 +99,23 @@ def copies_for(rotated_bytes: int, policy: TimingPolicy, free_bytes: int) -> int
     return max(1, min(wanted, free_bytes // 2 // rotated_bytes))
 
 
-def time_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Series:
+def time_calls(
+    calls: Sequence[Callable[[], None]], policy: TimingPolicy, restore: Callable[[], None] | None = None
+) -> Series:
     """Capture the calls in turn in one graph of at least ``policy.calls``, warm up, time its replays.
 
     Args:
         calls: one per copy of the inputs; each launches on torch's current stream.
+        policy: how many, how often.
+        restore: puts back what the calls update in place; runs before each replay, outside the timed region.
     """
     import torch
 
+    restore = restore or _nothing
+
     total = -(-policy.calls // len(calls)) * len(calls)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls:
             call()
@@ -106,6 +127,7 @@ def time_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Ser
     deadline = time.perf_counter() + policy.warm_ms / 1000
     while time.perf_counter() < deadline:
         for _ in range(4):
+            restore()
             graph.replay()
         torch.cuda.synchronize()
     before = clocks.read_clocks()
@@ -113,6 +135,7 @@ def time_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Ser
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(policy.samples)
     ]
     for start, end in events:
+        restore()
         start.record()
         graph.replay()
         end.record()
@@ -122,11 +145,17 @@ def time_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Ser
     return Series(samples, total, len(calls), before, after)
 
 
-def steady(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> tuple[Series, bool]:
+def _nothing() -> None:
+    """Calls that update nothing in place need no restoring."""
+
+
+def steady(
+    calls: Sequence[Callable[[], None]], policy: TimingPolicy, restore: Callable[[], None] | None = None
+) -> tuple[Series, bool]:
     """Repeat until the spread is within the policy; the best series and whether it was."""
     best: Series | None = None
     for _ in range(policy.attempts):
-        series = time_calls(calls, policy)
+        series = time_calls(calls, policy, restore)
         if best is None or series.spread < best.spread:
             best = series
         if best.spread <= policy.max_spread:
@@ -136,27 +165,64 @@ def steady(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> tuple[S
 
 
 def input_copies(family: Family, problem: Problem, policy: TimingPolicy, seed: int) -> list[dict[str, torch.Tensor]]:
-    """Inputs and outputs on the GPU, with enough copies of what is cold in a decode step."""
+    """Inputs and outputs on the GPU, with enough copies of what is cold in a decode step.
+
+    What a call updates in place is each copy's own, so that no call works on what the one before left.
+    """
     import torch
 
     first = family.inputs(problem, seed, "cuda")
     for name, (shape, dtype) in family.output_specs(problem).items():
         first[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
     rotated = sum(first[name].numel() * first[name].element_size() for name in family.rotated)
+    own = {*family.rotated, *family.mutated}
     free, _ = torch.cuda.mem_get_info()
     copies = [first]
     for _ in range(copies_for(rotated, policy, free) - 1):
-        copies.append({**first, **{name: first[name].clone() for name in family.rotated}})
+        copies.append({**first, **{name: first[name].clone() for name in own}})
     return copies
 
 
+def restorer(family: Family, copies: Sequence[Mapping[str, torch.Tensor]]) -> Callable[[], None] | None:
+    """Puts back, in every copy, what inputs that are updated in place hold now; None where there are none."""
+    if not family.mutated:
+        return None
+    kept = {name: copies[0][name].clone() for name in family.mutated}
+
+    def restore() -> None:
+        for tensors in copies:
+            for name, tensor in kept.items():
+                tensors[name].copy_(tensor)
+
+    return restore
+
+
 def time_compiled(
-    family: Family, compiled: Compiled, policy: TimingPolicy = FULL, *, seed: int = 0, alternative: bool = False
+    family: Family,
+    compiled: Compiled,
+    policy: TimingPolicy = FULL,
+    *,
+    seed: int = 0,
+    alternative: bool = False,
+    compile_s: float = 0.0,
+    chain: bool = False,
 ) -> Timing:
-    """Time a compiled engine on the current GPU.
+    """Time a compiled engine on the current GPU, isolated.
+
+    Inputs that a call updates in place are restored before each replay, outside the timed region.
+
+    Args:
+        family: the engine's.
+        compiled: what is timed.
+        policy: how.
+        seed: of the inputs.
+        alternative: also time the same work by PyTorch operators.
+        compile_s: most seconds that torch.compile may take for a second alternative; 0 leaves it out.
+        chain: also time it behind a predecessor, if launches of it have programmatic edges.
 
     Raises:
-        BrokenMeasurement: the cold figure lies below the byte floor by more than the policy allows.
+        BrokenMeasurement: the cold figure lies below the byte floor by more than the policy allows, or a
+            chain's graph lost programmatic edges.
     """
     import torch
 
@@ -166,13 +232,22 @@ def time_compiled(
     ceiling = read_ceiling()
     problem = compiled.problem
     copies = input_copies(family, problem, policy, seed)
+    restore = restorer(family, copies)
     runner = Runner(compiled)
-    calls = [runner.bind(tensors) for tensors in copies]
-    cold, stable = steady(calls, policy)
-    hot, _ = steady(calls[:1], policy)
-    beside = None
-    if alternative and (made := [family.alternative(problem, tensors) for tensors in copies]) and made[0] is not None:
-        beside = steady([call for call in made if call is not None], policy)[0].median_us
+    calls = [runner.bind(tensors, pdl=False) for tensors in copies]
+    cold, stable = steady(calls, policy, restore)
+    hot, _ = steady(calls[:1], policy, restore)
+    beside: dict[str, float] = {}
+    missing: dict[str, str] = {}
+    if alternative:
+        from .alternatives import time_alternatives
+
+        beside, missing = time_alternatives(family, problem, copies, policy, compile_s=compile_s, restore=restore)
+    chained = None
+    if chain and any(launch.pdl for launch in compiled.launches):
+        from .chain import time_chain
+
+        chained = time_chain(family, compiled, runner, copies, policy, restore=restore)
     floor_us = family.traffic(problem).bytes / ceiling * 1e6
     notes = []
     if len(copies) == 1 and family.rotated:
@@ -181,13 +256,28 @@ def time_compiled(
         notes.append(f"clocks held down: {', '.join(slow)}")
     if not stable:
         notes.append(f"unstable: spread {cold.spread:.1%} after {policy.attempts} attempts")
-    del calls, copies
+    if chained is not None and not chained.stable:
+        notes.append("the chain figures are unstable")
+    del calls, copies, restore
     torch.cuda.empty_cache()
     if cold.median_us < floor_us * (1 - policy.below_floor):
         raise BrokenMeasurement(
             f"{cold.median_us:.2f} us lies below the byte floor of {floor_us:.2f} us: the weights were not cold"
         )
-    percent = 100 * floor_us / cold.median_us
     return Timing(
-        cold.median_us, hot.median_us, cold.spread, stable, floor_us, percent, ceiling, cold, hot, policy, beside, notes
+        cold_us=cold.median_us,
+        hot_us=hot.median_us,
+        spread=cold.spread,
+        stable=stable,
+        floor_us=floor_us,
+        percent_of_ceiling=100 * floor_us / cold.median_us,
+        read_ceiling=ceiling,
+        cold=cold,
+        hot=hot,
+        policy=policy,
+        alternative_us=min(beside.values(), default=None),
+        notes=notes,
+        alternatives=beside,
+        not_timed=missing,
+        chain=chained,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
-from ..kernels.space import Space
+from ..kernels.space import Config, Space
 from . import propose
 from .choose import Choice, choose
 from .compiling import digests
@@ -51,11 +51,22 @@ class TuneRequest:
     """Where configs come from; by default brute force in small spaces and TPE in large ones."""
     fresh: bool = False
     """Begin a new study; one of that name is kept under another."""
+    fixed: Config = field(default_factory=dict)
+    """Parameters held at one value: the search stays in that part of the space."""
 
     @property
     def path(self) -> Path:
         """The study's file."""
-        return self.study or default_path(self.family, self.engine, self.problem, self.gpu, self.objective)
+        return self.study or default_path(self.family, self.engine, self.problem, self.gpu, self.objective, self.fixed)
+
+    @property
+    def space(self) -> Space:
+        """The space, as far as it is searched.
+
+        Raises:
+            InputError: see :meth:`k3lab.kernels.space.Space.restricted`.
+        """
+        return self.engine.space(self.problem, self.gpu).restricted(self.fixed)
 
     def job(self, kind: Kind, config: Any, *, arch: str | None = None, seed: int | None = None) -> Job:
         """A job of this request for the worker."""
@@ -138,7 +149,7 @@ def check_request(request: TuneRequest) -> Space:
         raise InputError(
             f"{request.family.name}/{request.engine.name} refuses {request.problem.label} on {request.gpu.name}: {reason}"
         )
-    return request.engine.space(request.problem, request.gpu)
+    return request.space
 
 
 def require_gpu(gpu: GpuCard) -> Device:
@@ -172,7 +183,9 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     location_of(request.family)
     digests(request.engine)
     here = require_gpu(request.gpu) if request.objective == "measured" else None
-    identity = StudyIdentity.of(request.family, request.engine, request.problem, request.gpu, request.objective)
+    identity = StudyIdentity.of(
+        request.family, request.engine, request.problem, request.gpu, request.objective, request.fixed
+    )
     proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
     stop = _Stop()
     kind: Kind = "measure" if request.objective == "measured" else "predict"

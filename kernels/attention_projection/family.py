@@ -118,6 +118,15 @@ class AttentionProjectionFamily(Family):
 
         return call
 
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """One matrix product."""
+        import torch
+
+        def project(tensors: Tensors) -> Tensors:
+            return {"out": torch.mm(tensors["x"], tensors["w"].T)}
+
+        return project
+
     def traffic(self, problem: Problem) -> Traffic:
         """Weights once, activations once."""
         assert isinstance(problem, AttentionProjection)

@@ -10,7 +10,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from ..evidence import Evidence
 
@@ -33,8 +42,27 @@ class _Model(BaseModel):
 class ArgModel(_Model):
     """One kernel parameter; see :class:`k3lab.kernels.contract.Arg`."""
 
-    kind: Literal["tensor", "int32", "null"]
+    kind: Literal["tensor", "tensor_map", "int32", "null"]
     name: str
+    box: tuple[Count, Count] = (0, 0)
+    swizzle: Literal[0, 32, 64, 128] = 0
+    extent: str = ""
+
+    @model_validator(mode="after")
+    def _only_tensor_maps_have_a_box(self) -> Self:
+        """A box that the driver would take, on a tensor map and on nothing else."""
+        if self.kind != "tensor_map":
+            if (self.box, self.swizzle, self.extent) != ((0, 0), 0, ""):
+                raise ValueError(f"a {self.kind} argument has neither box nor swizzle nor extent")
+        elif not all(1 <= side <= 256 for side in self.box):
+            raise ValueError(f"the box of a tensor map is 1 to 256 rows by 1 to 256 columns, not {self.box}")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _plain_arguments_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What only tensor maps have is written for them alone: other bundles keep their bytes and their readers."""
+        data: dict[str, Any] = dump(self)
+        return data if self.kind == "tensor_map" else {"kind": self.kind, "name": self.name}
 
 
 class BufferModel(_Model):
@@ -58,7 +86,14 @@ class LaunchModel(_Model):
     shared_bytes: Count
     """Dynamic shared memory."""
     pdl: bool
+    needs_residency: bool = False
     args: tuple[ArgModel, ...]
+
+    @model_serializer(mode="wrap")
+    def _other_launches_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written where it is set: a reader from before refuses such a bundle, and goes on reading all others."""
+        data: dict[str, Any] = dump(self)
+        return data if self.needs_residency else {key: data[key] for key in data if key != "needs_residency"}
 
 
 class BuildModel(_Model):

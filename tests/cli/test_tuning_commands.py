@@ -77,6 +77,24 @@ def test_a_recorded_sample_is_marked_predicted(tmp_path: Path, capsys: pytest.Ca
     assert recorded["configs"] == len(data["configs"]) in (1, 2)
 
 
+def test_a_search_with_a_parameter_held_is_a_study_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, *TUNE, "--trials", "1")
+    held = run(capsys, *TUNE, "--trials", "3", "--fix", "schedule=splitk", "--fix", "split_k=2")
+    assert held["study"] == STUDY.replace("predicted", "predicted-schedule_is_splitk-split_k_is_2")
+    assert held["new_trials"] == 3
+    shown = run(capsys, "study", "show", held["study"])
+    assert shown["identity"]["fixed"] == {"schedule": "splitk", "split_k": 2}
+    assert {(trial["config"]["schedule"], trial["config"]["split_k"]) for trial in shown["top"]} == {("splitk", 2)}
+    assert main.run(["study", "show", held["study"]]) == 0
+    assert "split_k held at 2" in " ".join(capsys.readouterr().out.split())
+    (entry,) = run(capsys, "export", held["study"], "--out", "bundle")["entries"]
+    assert entry["config"]["split_k"] == 2
+    recorded = run(
+        capsys, "study", "record", *TUNE[1:], "--sample", "2", "--out", "s.json.gz", "--fix", "split_k=3"
+    )  # fmt: skip
+    assert recorded["choice"]["config"]["split_k"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,6 +105,12 @@ def test_a_recorded_sample_is_marked_predicted(tmp_path: Path, capsys: pytest.Ca
         ([*TUNE, "--compile-limit", "1e300"], "at most 86400 s"),
         ([*TUNE, "--seed", str(10**30)], "Invalid value for '--seed'"),
         (["check", "attention_projection", "--seed", str(10**30)], "Invalid value for '--seed'"),
+        ([*TUNE, "--fix", "block_n"], "--fix is name=value, not 'block_n'"),
+        ([*TUNE, "--fix", "nothing=4"], "unknown parameter 'nothing'"),
+        ([*TUNE, "--fix", "schedule=fma", "--fix", "schedule=splitk"], "--fix names schedule twice"),
+        ([*TUNE, "--fix", "num_warps=5"], "num_warps is '5', legal values are"),
+        ([*TUNE, "--fix", "schedule=fma", "--fix", "split_k=2"], "no legal config has schedule=fma, split_k=2"),
+        (["study", "record", *TUNE[1:], "--out", "x.json.gz", "--fix", "=4"], "--fix is name=value, not '=4'"),
         ([*TUNE, "--study", "."], "is a folder"),
         ([*TUNE, "--study", "/proc/none/s.sqlite3"], "cannot be written"),
         ([*TUNE, "--study", "text"], "is no SQLite database"),

@@ -137,6 +137,20 @@ def test_what_was_written_is_read(written: Written) -> None:
     assert compiled.config["deep"] is True
 
 
+def test_blocks_that_wait_for_each_other_are_told_and_other_bundles_keep_their_bytes(written: Written) -> None:
+    made, cubins = entry()
+    plain = written((made, cubins))
+    assert "needs_residency" not in (plain / "bundle.json").read_text()
+    waiting = [
+        build.model_copy(update={"launches": tuple(one.model_copy(update={"needs_residency": True}) for one in build.launches)})
+        for build in made.builds
+    ]  # fmt: skip
+    path = written((made.model_copy(update={"builds": tuple(waiting)}), cubins), name="other")
+    (found,) = Bundle.load(path, accept_predicted=True).entries
+    assert [launch.needs_residency for launch in found.compiled("sm_103a", AProblem(16, 8)).launches] == [True]
+    assert (path / "bundle.json").read_text().count("needs_residency") == 2
+
+
 def test_a_row_count_between_entries_uses_the_next_larger_one(written: Written) -> None:
     bundle = Bundle.load(written(entry(16), entry(4), entry(8)), accept_predicted=True)
     served = {}

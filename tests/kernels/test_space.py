@@ -54,3 +54,34 @@ def test_a_value_of_another_type_is_not_that_value():
     assert space.illegal({"split": 2, "deep": True}) is None
     for config in ({"split": True, "deep": True}, {"split": 2.0, "deep": True}, {"split": 2, "deep": 1}):
         assert "legal values are" in space.illegal(config)
+
+
+def test_a_part_of_a_space_holds_what_it_was_told():
+    part = small().restricted({"split": 2})
+    assert [tuple(c.values()) for c in part.legal] == [(16, 2), (32, 2)]
+    assert part.default == {"tile": 16, "split": 2}
+    assert small().restricted({}).legal == small().legal
+
+
+def test_the_default_of_a_part_is_the_legal_one_nearest_to_the_default():
+    space = Space(
+        params=(Param("a", (1, 2, 3), ""), Param("b", (1, 2, 3), ""), Param("c", (1, 2), "")),
+        constraints=(Constraint(lambda c: c["a"] == 1 or c["b"] > 1, "b {b} is too small"),),
+        default={"a": 1, "b": 1, "c": 2},
+    )
+    assert space.restricted({"a": 3}).default == {"a": 3, "b": 2, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("fixed", "says"),
+    [
+        ({"warps": 4}, "unknown parameter 'warps'; the space has split, tile"),
+        ({"tile": 8}, "tile is 8, legal values are 16, 32, 64"),
+        ({"split": True}, "split is True, legal values are 1, 2"),
+        ({"tile": 64, "split": 2}, "no legal config has tile=64, split=2: tile 64 x split 2 exceeds 64"),
+    ],
+)
+def test_a_part_that_is_none_says_why(fixed, says):
+    with pytest.raises(InputError) as caught:
+        small().restricted(fixed)
+    assert str(caught.value) == says

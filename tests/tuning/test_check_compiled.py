@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from k3lab.kernels import Buffer, Compiled, Family, Problem, Tolerance, Traffic
-from k3lab.tuning import check
+from k3lab.kernels import Buffer, Compiled, Family, Launch, Problem, Tolerance, Traffic
+from k3lab.tuning import chain, check, check_chain
 
 WIDTH = 8
 Kernel = Callable[[dict, int], None]
@@ -93,6 +93,65 @@ class Moody:
             tensors["out"][0, 0] = torch.nextafter(tensors["out"][0, 0], torch.tensor(9e9))
 
 
+PENDING: list[Callable[[], object]] = []
+"""What predecessors have not written yet: a kernel that waits runs it first."""
+
+
+def wait() -> None:
+    while PENDING:
+        PENDING.pop(0)()
+
+
+def handing_over(source: torch.Tensor, result: torch.Tensor, microseconds: float) -> Callable[[], None]:
+    def call() -> None:
+        wait()  # of its own predecessor
+        PENDING.append(lambda: result.copy_(source))
+
+    return call
+
+
+class Sequence:
+    """A graph: the calls again."""
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        self.calls = list(calls)
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def waits(tensors: dict, rows: int) -> None:
+    wait()
+    right(tensors, rows)
+
+
+def reads_before_it_waits(tensors: dict, rows: int) -> None:
+    right(tensors, rows)
+    wait()
+
+
+class HurtsTheCallBefore:
+    """With an edge to its predecessor it writes into the output of the call before, as a shared scratch would."""
+
+    def __init__(self) -> None:
+        self.before: torch.Tensor | None = None
+
+    def __call__(self, tensors: dict, rows: int) -> None:
+        wait()
+        right(tensors, rows)
+        if tensors["edge"] and self.before is not None and self.before is not tensors["out"]:
+            self.before[0, 0] += 1
+        self.before = tensors["out"]
+
+
+def one_bit_off_with_an_edge(tensors: dict, rows: int) -> None:
+    wait()
+    right(tensors, rows)
+    if tensors["edge"]:
+        tensors["out"][0, 0] = torch.nextafter(tensors["out"][0, 0], torch.tensor(9e9))
+
+
 @pytest.fixture
 def judge(monkeypatch):
     """Run the check with a Python function in place of the launches; graphs replay what was captured."""
@@ -111,15 +170,15 @@ def judge(monkeypatch):
         yield
         capturing.clear()
 
-    def run(kernel: Kernel, rows: int = 4) -> check.CheckResult:
+    def run(kernel: Kernel, rows: int = 4, *, with_pdl: bool = False) -> check.CheckResult:
         class Runner:
             def __init__(self, compiled: Compiled) -> None:
                 self.buffers = {
                     buffer.name: torch.zeros(buffer.shape, dtype=torch.int32) for buffer in compiled.buffers
                 }
 
-            def bind(self, tensors: dict, *, rows: int | None = None) -> Callable[[], None]:
-                held = {**self.buffers, **tensors}
+            def bind(self, tensors: dict, *, rows: int | None = None, pdl: bool | None = None) -> Callable[[], None]:
+                held = {**self.buffers, **tensors, "edge": pdl is None and with_pdl}
                 count = tensors["x"].shape[0] if rows is None else rows
 
                 def call() -> None:
@@ -135,9 +194,13 @@ def judge(monkeypatch):
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "graph", capture)
+        monkeypatch.setattr(chain, "predecessor", handing_over)
+        monkeypatch.setattr(check_chain, "captured", Sequence)
+        launches = (Launch("k3_accumulate_fake_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=True),)
         compiled = Compiled(
-            "accumulate", "fake", Problem(1, rows), {}, "sm_90a", (), (Buffer("count", (1,), "int32", True),)
-        )
+            "accumulate", "fake", Problem(1, rows), {}, "sm_90a", launches if with_pdl else (),
+            (Buffer("count", (1,), "int32", True),),
+        )  # fmt: skip
         return check.check_compiled(Accumulate(), compiled, seed=5)
 
     return run
@@ -166,5 +229,29 @@ def test_a_right_kernel_passes_at_every_row_count(judge):
 )
 def test_a_wrong_kernel_is_told_by_what_it_does(judge, kernel, says):
     result = judge(kernel)
+    assert not result.ok
+    assert says in result.reason
+
+
+def test_a_kernel_that_waits_passes_in_chains(judge):
+    result = judge(waits, with_pdl=True)
+    assert result.ok, result.reason
+    assert not PENDING
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        (reads_before_it_waits, "PDL launches behind a predecessor that writes the activations last: 4 of 4 outputs"),
+        (HurtsTheCallBefore(), "PDL launches back to back: 3 of 4 outputs have other bits than without"),
+        (one_bit_off_with_an_edge, "PDL launches back to back: 4 of 4 outputs have other bits"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_a_kernel_that_breaks_in_chains_only_is_told(judge, kernel, says):
+    assert judge(kernel).ok  # without programmatic edges nothing shows
+    PENDING.clear()
+    result = judge(kernel, with_pdl=True)
+    PENDING.clear()
     assert not result.ok
     assert says in result.reason

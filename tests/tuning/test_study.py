@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
 import os
 import random
@@ -356,3 +357,26 @@ def test_a_fresh_study_keeps_the_old_one(tmp_path: Path) -> None:
         TuningStudy.for_tuning(path, identity(source_digest="four"))
     kept = {file.name: TuningStudy.for_reading(file).identity["source_digest"] for file in tmp_path.glob("*.sqlite3")}
     assert kept == {"study.sqlite3": "three", "study-old1.sqlite3": "one", "study-old2.sqlite3": "two"}
+
+
+def test_what_was_held_fixed_is_part_of_the_identity(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    TuningStudy.for_tuning(path, identity(fixed={"mode": "b"})).close()
+    TuningStudy.for_tuning(path, identity(fixed={"mode": "b"})).close()
+    with pytest.raises(InputError, match=r"another fixed.mode \('b', now None; it was made for another one\)"):
+        TuningStudy.for_tuning(path, identity())
+    with pytest.raises(InputError, match=r"another fixed.mode \('b', now 'a'"):
+        TuningStudy.for_tuning(path, identity(fixed={"mode": "a"}))
+
+
+def test_a_study_from_before_fixed_parameters_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    TuningStudy.for_tuning(path, identity()).close()
+    with sqlite3.connect(path) as database:
+        (text,) = database.execute("SELECT value_json FROM study_user_attributes WHERE key='k3lab:identity'").fetchone()
+        old = json.loads(text)
+        assert old.pop("fixed") == {}
+        database.execute("UPDATE study_user_attributes SET value_json=? WHERE key='k3lab:identity'", (json.dumps(old),))
+    TuningStudy.for_tuning(path, identity()).close()
+    with pytest.raises(InputError, match=r"another fixed\.mode"):
+        TuningStudy.for_tuning(path, identity(fixed={"mode": "a"}))

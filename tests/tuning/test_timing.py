@@ -1,6 +1,15 @@
 """The parts of timing that need no GPU: copies, statistics, floors."""
 
+from __future__ import annotations
+
+import contextlib
+import json
+from types import SimpleNamespace
+
 import pytest
+import torch
+from k3lab.kernels import Launch
+from k3lab.tuning import timing
 from k3lab.tuning.clocks import read_clocks, throttle_names, throttled
 from k3lab.tuning.policy import FULL, TimingPolicy
 from k3lab.tuning.timing import Series, copies_for
@@ -53,3 +62,126 @@ def test_clocks_without_a_driver_say_so(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert read_clocks() == {"unavailable": "no pynvml here"}
+
+
+class FakeEvent:
+    """Reads a clock that replays move on."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at - self.at
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device on which each call takes 10 us, and restoring takes 500 us."""
+    done: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            done.append("replay")
+            FakeEvent.now += 0.4
+
+    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream=None: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(timing.clocks, "read_clocks", dict)
+
+    def restore() -> None:
+        done.append("restore")
+        FakeEvent.now += 0.5
+
+    return done, restore
+
+
+def test_restoring_comes_before_each_replay_and_is_not_timed(device):
+    done, restore = device
+    found = timing.time_calls([lambda: None] * 4, TimingPolicy(samples=5, warm_ms=1), restore)
+    assert found.calls == 40
+    assert found.samples_ns == [10_000] * 5
+    assert done == ["restore", "replay"] * (len(done) // 2)
+    assert len(done) >= 18
+
+
+def test_what_is_updated_in_place_is_put_back_in_every_copy():
+    family = SimpleNamespace(mutated=("state",))
+    copies = [{"state": torch.arange(3.0)}, {"state": torch.arange(3.0)}]
+    restore = timing.restorer(family, copies)
+    for tensors in copies:
+        tensors["state"].mul_(7)
+    restore()
+    assert all(torch.equal(tensors["state"], torch.arange(3.0)) for tensors in copies)
+    assert timing.restorer(SimpleNamespace(mutated=()), copies) is None
+
+
+@pytest.fixture
+def timed(device, monkeypatch):
+    """time_compiled with a launcher that notes how it was bound, and alternatives and a chain of given figures."""
+    import k3lab.kernels.launch as launch
+    from k3lab.tuning import alternatives, ceiling, chain
+
+    bound = []
+
+    class Runner:
+        def __init__(self, compiled) -> None:
+            pass
+
+        def bind(self, tensors, *, pdl=None):
+            bound.append(pdl)
+            return lambda: None
+
+    monkeypatch.setattr(launch, "Runner", Runner)
+    monkeypatch.setattr(ceiling, "read_ceiling", lambda: 4e12)
+    monkeypatch.setattr(timing, "input_copies", lambda *_: [{}] * 4)
+    monkeypatch.setattr(
+        alternatives, "time_alternatives", lambda *_, **how: ({"PyTorch": 17.5, "torch.compile": 16.25}, {})
+    )
+    made = chain.ChainTiming(8.0, 9.5, 18.0, 20.0, 3, 3, 0.001, True)
+    monkeypatch.setattr(chain, "time_chain", lambda *_, **how: made)
+
+    def run(*, pdl: bool, floor_bytes: int = 20_000_000, **asked):
+        family = SimpleNamespace(rotated=("w",), mutated=(), traffic=lambda problem: SimpleNamespace(bytes=floor_bytes))
+        launches = (Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=pdl),)
+        compiled = SimpleNamespace(problem=None, launches=launches)
+        return timing.time_compiled(family, compiled, TimingPolicy(samples=5, warm_ms=1), **asked), bound
+
+    return run
+
+
+def test_isolated_timing_drops_the_programmatic_edge(timed):
+    found, bound = timed(pdl=True)
+    assert bound == [False] * 4
+    assert (found.cold_us, found.floor_us, found.percent_of_ceiling) == (10.0, 5.0, 50.0)
+    assert (found.alternative_us, found.chain) == (None, None)
+
+
+def test_alternatives_and_the_chain_stand_beside_the_isolated_figure(timed):
+    data = timed(pdl=True, alternative=True, chain=True)[0].to_json()
+    assert data["cold_us"] == 10.0
+    assert data["alternatives"] == {"PyTorch": 17.5, "torch.compile": 16.25}
+    assert data["alternative_us"] == 16.25
+    assert (data["chain"]["chain_us"], data["chain"]["hidden_us"]) == (8.5, 2.0)
+    json.dumps(data)
+
+
+def test_a_launch_without_pdl_has_no_chain_figure(timed):
+    assert timed(pdl=False, chain=True)[0].chain is None
+
+
+def test_below_the_floor_is_a_broken_measurement(timed):
+    with pytest.raises(timing.BrokenMeasurement, match=r"10.00 us lies below the byte floor of 10.50 us"):
+        timed(pdl=False, floor_bytes=42_000_000)
+    assert timed(pdl=False, floor_bytes=41_000_000)[0].cold_us == 10.0  # within 3 %

@@ -401,3 +401,19 @@ def test_a_measured_study_needs_that_very_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert tune_module.require_gpu(gpu_card("h200")) is here
     with pytest.raises(InputError, match=r"the GPU here is NVIDIA H200.*--gpu h200"):
         tune_module.require_gpu(gpu_card("gb300"))
+
+
+def test_a_search_stays_where_parameters_are_held(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite3"
+    result = tune(request(path, fake_family.SMALL, 100, fixed={"tile": 8}))
+    assert result.ended == "exhausted"
+    trials = trials_of(path)
+    assert {trial.config["tile"] for trial in trials} == {8}
+    assert len(trials) == 2  # tile 8 is too large to be deep
+    assert result.choice is not None
+    assert (result.choice.config["tile"], result.identity["fixed"]) == (8, {"tile": 8})
+    assert result.choice.default_us is not None
+    with pytest.raises(InputError, match="another fixed"):
+        tune(request(path, fake_family.SMALL, 100))
+    both = request(path, fake_family.SMALL, 1, study=None, fixed={"tile": 8, "mode": "b"})
+    assert both.path.name == "fake-small-tp1-rows8-gb300-predicted-mode_is_b-tile_is_8.sqlite3"

@@ -1,0 +1,103 @@
+"""Blocks that must be on the GPU together: the careful model of the cards, and what the driver would be told."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from k3lab.kernels import Launch
+from k3lab.kernels.gpu_cards import GPU_CARDS, gpu_card
+from k3lab.kernels.residency import concerned, refusal, room_by_card, room_on_gpu
+
+
+def launch(blocks: int, cluster: int = 1, *, waits: bool = False) -> Launch:
+    return Launch(
+        "k3_a_b_main", b"", (cluster, blocks // cluster, 1), (128, 1, 1), 200_000, (), (cluster, 1, 1),
+        needs_residency=waits,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("card", GPU_CARDS.values(), ids=lambda card: card.name)
+def test_the_gpcs_of_a_card_hold_its_sms(card):
+    assert sum(card.gpc_sms) == card.sms
+    assert all(size % 2 == 0 for size in card.gpc_sms)  # SMs come in pairs
+    assert card.sources["gpc_sms"].startswith("assumed")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cluster", "a_sm", "blocks"),
+    [
+        ("h200", 1, 1, 132), ("h200", 1, 3, 396),
+        ("h200", 2, 1, 132), ("h200", 4, 1, 128), ("h200", 8, 1, 128), ("h200", 16, 1, 128),
+        ("h200", 5, 1, 120), ("h200", 5, 2, 240),  # 3 of 5 in a GPC of 16 or 18: 26 clusters of 5 never fit one a SM
+        ("h200", 17, 4, 0),
+        ("gb300", 2, 1, 152), ("gb300", 4, 1, 144), ("gb300", 16, 1, 128),
+    ],
+)  # fmt: skip
+def test_room_by_card(gpu, cluster, a_sm, blocks):
+    assert room_by_card(launch(cluster, cluster), a_sm, gpu_card(gpu)).blocks == blocks
+
+
+def test_what_waits_for_each_other_must_fit():
+    card = gpu_card("h200")
+    fits, too_many = launch(132, waits=True), launch(133, waits=True)
+    assert concerned(fits)
+    assert refusal(fits, room_by_card(fits, 1, card)) is None
+    reason = refusal(too_many, room_by_card(too_many, 1, card))
+    assert reason == (
+        "k3_a_b_main: its 133 blocks wait for each other, and only 132 can be on the GPU at once (1 a SM on H200)"
+    )
+    clusters = launch(130, 5, waits=True)
+    assert "its 130 blocks wait for each other, and only 120" in str(refusal(clusters, room_by_card(clusters, 1, card)))
+    assert refusal(dataclasses.replace(clusters, needs_residency=False), room_by_card(clusters, 1, card)) is None
+
+
+def test_what_waits_for_nothing_is_not_asked_about():
+    assert not concerned(launch(10_000))
+    assert concerned(launch(10_000, 2))
+
+
+def test_a_cluster_that_fits_nowhere_is_refused_in_any_case():
+    card = gpu_card("h200")
+    reason = refusal(launch(34, 17), room_by_card(launch(34, 17), 1, card))
+    assert "no cluster of 17 blocks of 128 threads and 200000 bytes of shared memory each can be scheduled" in str(
+        reason
+    )
+    uneven = Launch("k3_a_b_main", b"", (7, 1, 1), (128, 1, 1), 0, (), (2, 1, 1))
+    assert "a grid of (7, 1, 1) blocks does not divide into clusters of (2, 1, 1)" in str(
+        refusal(uneven, room_by_card(uneven, 1, card))
+    )
+
+
+@pytest.mark.parametrize(("answer", "blocks"), [((0, 24), 120), (("INVALID", 0), 0)])
+def test_the_driver_is_asked_for_clusters(monkeypatch, answer, blocks):
+    import cuda.bindings.driver as driver
+
+    codes = {0: driver.CUresult.CUDA_SUCCESS, "INVALID": driver.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE}
+    asked = []
+
+    def clusters(function, config):
+        asked.append((function, config))
+        return codes[answer[0]], answer[1]
+
+    monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", clusters)
+    config = SimpleNamespace()
+    assert room_on_gpu(launch(130, 5), "function", config).blocks == blocks
+    assert asked == [("function", config)]
+
+
+def test_a_driver_that_does_not_answer_is_no_yes(monkeypatch):
+    import cuda.bindings.driver as driver
+
+    monkeypatch.setattr(
+        driver, "cuOccupancyMaxActiveClusters", lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, 7)
+    )
+    with pytest.raises(
+        RuntimeError, match="k3_a_b_main: the driver does not say what fits: CUDA_ERROR_INVALID_CONTEXT"
+    ):
+        room_on_gpu(launch(130, 5), "function", SimpleNamespace())
+
+
+def test_no_driver_is_asked_for_a_cluster_that_no_gpu_has():
+    assert room_on_gpu(launch(34, 17), "function", SimpleNamespace()).blocks == 0

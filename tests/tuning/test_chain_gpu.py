@@ -1,0 +1,170 @@
+"""On a GPU: programmatic edges in captured graphs, chains, residency, and the readers of the ceiling."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from k3lab.kernels import K3, family
+from k3lab.kernels.device import discover
+
+pytestmark = pytest.mark.gpu
+FAMILY = family("attention_projection")
+CALLS = 6
+
+
+@pytest.fixture(scope="module")
+def device():
+    found = discover()
+    if found is None:
+        pytest.skip("no GPU here")
+    return found
+
+
+@pytest.fixture(scope="module", params=[engine.name for engine in FAMILY.engines])
+def made(request, device):
+    """An engine whose launches have PDL: compiled, its runner, and tensors for some calls."""
+    import torch
+    from k3lab.kernels.launch import Runner
+    from k3lab.tuning.compiling import compile_config
+
+    engine = FAMILY.engine(request.param)
+    problem = FAMILY.problem(K3, tp=16, rows=2)
+    if reason := engine.refuses(problem, device.arch):
+        pytest.skip(reason)
+    compiled = compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch)
+    if not all(launch.pdl for launch in compiled.launches):
+        pytest.skip(f"{engine.name} has launches without PDL")
+    inputs = FAMILY.inputs(problem, 0, "cuda")
+    ((shape, dtype),) = FAMILY.output_specs(problem).values()
+    tensors = [{**inputs, "out": torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")} for _ in range(CALLS)]
+    return compiled, Runner(compiled), tensors
+
+
+def test_every_call_but_the_first_has_a_programmatic_edge(made):
+    from k3lab.tuning.graphs import captured, edges, programmatic_edges
+
+    compiled, runner, tensors = made
+    graph = captured([runner.bind(one) for one in tensors])
+    assert programmatic_edges(graph) == CALLS * len(compiled.launches) - 1
+    plain = captured([runner.bind(one, pdl=False) for one in tensors])
+    assert programmatic_edges(plain) == 0
+    assert len(edges(plain.raw_cuda_graph())) == CALLS * len(compiled.launches) - 1
+
+
+def test_a_fork_and_a_join_lose_edges(made):
+    """What the count is for: events make full edges."""
+    import torch
+    from k3lab.tuning.graphs import captured, programmatic_edges
+
+    _, runner, tensors = made
+    calls = [runner.bind(one) for one in tensors]
+    straight = programmatic_edges(captured(calls))
+    side = torch.cuda.Stream()
+
+    def forked() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            calls[2]()
+        torch.cuda.current_stream().wait_stream(side)
+
+    assert programmatic_edges(captured([*calls[:2], forked, *calls[3:]])) < straight
+
+
+def test_a_chain_is_timed_with_all_its_edges(made, device):
+    from k3lab.tuning.policy import QUICK
+    from k3lab.tuning.timing import time_compiled
+
+    compiled, _, _ = made
+    found = time_compiled(FAMILY, compiled, QUICK, chain=True)
+    chain = found.chain
+    assert chain is not None
+    assert chain.programmatic_edges == chain.pairs * len(compiled.launches)
+    assert 8.0 < chain.predecessor_us < 14.0
+    assert chain.plain_us == pytest.approx(found.cold_us, rel=0.25)
+    assert chain.chain_us < chain.plain_us + 0.5  # the edge never costs anything worth a name
+    assert chain.chain_us > found.floor_us - chain.spin_us
+
+
+def test_what_reads_its_input_before_it_waits_is_told(device):
+    """A kernel without a wait, launched as if it had one, must not pass the check."""
+    from k3lab.tuning.check import check_compiled
+    from k3lab.tuning.compiling import compile_config
+
+    engine = FAMILY.engine("triton")
+    problem = FAMILY.problem(K3, tp=16, rows=2)
+    compiled = compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch)
+    if all(launch.pdl for launch in compiled.launches):
+        pytest.skip("the kernel waits")
+    assert check_compiled(FAMILY, compiled, 0).ok
+    wrong = dataclasses.replace(
+        compiled, launches=tuple(dataclasses.replace(launch, pdl=True) for launch in compiled.launches)
+    )
+    result = check_compiled(FAMILY, wrong, 0)
+    assert not result.ok
+    assert "outputs have other bits" in str(result.reason) or "scratch" in str(result.reason)
+
+
+def test_blocks_that_wait_for_each_other_are_counted_before_the_launch(device):
+    from k3lab.kernels.launch import ResidencyError, Runner
+    from k3lab.tuning.chain import compile_predecessor
+
+    compiled = compile_predecessor(device.arch, device.sms, 1000, 64)
+    (launch,) = compiled.launches
+
+    def runner(**changes: object) -> Runner:
+        return Runner(dataclasses.replace(compiled, launches=(dataclasses.replace(launch, **changes),)))
+
+    runner(needs_residency=True)
+    with pytest.raises(ResidencyError, match="its 1000000 blocks wait for each other"):
+        runner(needs_residency=True, grid=(1_000_000, 1, 1))
+    runner(grid=(1_000_000, 1, 1))  # blocks that wait for nothing may queue
+    with pytest.raises(ResidencyError, match="does not divide into clusters"):
+        runner(grid=(7, 1, 1), cluster=(2, 1, 1))
+    with pytest.raises(ResidencyError, match="no cluster of 32 blocks"):
+        runner(grid=(64, 1, 1), cluster=(32, 1, 1))
+    whole = device.need_card().shared_per_block
+    one_a_sm = {"shared_bytes": whole, "cluster": (2, 1, 1), "needs_residency": True}
+    runner(grid=(2, 1, 1), **one_a_sm)
+    with pytest.raises(ResidencyError, match=f"its {2 * device.sms} blocks wait for each other"):
+        runner(grid=(2 * device.sms, 1, 1), **one_a_sm)
+
+
+@pytest.mark.parametrize("size", [2, 4, 5, 8, 16])
+def test_the_model_of_the_card_is_on_the_careful_side(device, size):
+    import torch
+    from k3lab.kernels.launch import _Loaded
+    from k3lab.kernels.residency import room_by_card, room_on_gpu
+    from k3lab.tuning.chain import compile_predecessor
+
+    torch.zeros(1, device="cuda")  # makes the context
+    card = device.need_card()
+    (launch,) = compile_predecessor(device.arch, device.sms, 1000, 64).launches
+    one = dataclasses.replace(launch, grid=(size, 1, 1), cluster=(size, 1, 1), shared_bytes=card.shared_per_block)
+    loaded = _Loaded(one)
+    assert room_by_card(one, 1, card).blocks <= room_on_gpu(one, loaded.function, loaded.config(pdl=False)).blocks
+
+
+def test_readers_agree_on_the_ceiling(device):
+    from k3lab.tuning.ceiling import time_readers
+
+    found = time_readers()
+    best = max(found.values())
+    assert best <= device.need_card().memory_bandwidth
+    assert best >= 0.9 * device.need_card().memory_bandwidth
+    assert min(found.values()) > 0.5 * best
+
+
+@pytest.mark.timeout(400)
+def test_torch_compile_stands_beside_the_plain_operators(device):
+    from k3lab.tuning.alternatives import COMPILED, PYTORCH, time_alternatives
+    from k3lab.tuning.policy import QUICK
+    from k3lab.tuning.timing import input_copies
+
+    problem = FAMILY.problem(K3, tp=16, rows=8)
+    copies = input_copies(FAMILY, problem, QUICK, 0)
+    found, missing = time_alternatives(FAMILY, problem, copies, QUICK, compile_s=240)
+    assert found[PYTORCH] > 9
+    assert COMPILED in found or missing[COMPILED]
+    if COMPILED in found:
+        assert found[COMPILED] > 9  # the floor of its bytes: the weights were cold
