@@ -81,7 +81,7 @@ _HOPPER_SOURCES = {
     "tmem_per_sm": "the architecture has no tensor memory",
     "nvlink_bandwidth": "NVIDIA H100 and H200 datasheets: NVLink 4, 900 GB/s both directions, half of it each way",
     "max_threads_per_sm": f"{_HOPPER}: 64 warps",
-    "gpc_sms": "assumed: 8 GPCs of 16 or 18 SMs (9 TPCs of 2 each in the NVIDIA H100 whitepaper, one or none off)",
+    "gpc_sms": "assumed: the sizes that explain the driver's counts of clusters on one H200 (30 of 4 blocks, 22 of 5, 15 of 8, 7 of 16)",
 }
 
 GB300 = GpuCard(
@@ -170,7 +170,7 @@ H200 = GpuCard(
     tmem_per_sm=0,
     nvlink_bandwidth=0.45e12,
     max_threads_per_sm=2048,
-    gpc_sms=(18, 18, 16, 16, 16, 16, 16, 16),
+    gpc_sms=(18, 18, 18, 18, 18, 18, 16, 8),
     sources={
         **_HOPPER_SOURCES,
         "arch": "compute capability 9.0",
@@ -196,7 +196,7 @@ H100 = GpuCard(
     tmem_per_sm=0,
     nvlink_bandwidth=0.45e12,
     max_threads_per_sm=2048,
-    gpc_sms=(18, 18, 16, 16, 16, 16, 16, 16),
+    gpc_sms=(18, 18, 18, 18, 18, 18, 16, 8),
     sources={
         **_HOPPER_SOURCES,
         "arch": "compute capability 9.0",

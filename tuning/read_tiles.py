@@ -15,16 +15,3 @@ def k3lab_read_tiles(x_ptr, out_ptr, BLOCK: tl.constexpr, TILES: tl.constexpr):
     for tile in tl.static_range(TILES):
         total += tl.load(x_ptr + start + tile * BLOCK + offset, eviction_policy="evict_first")
     tl.store(out_ptr + tl.program_id(0), tl.sum(total))
-
-
-@triton.jit
-def k3lab_read_stride(x_ptr, out_ptr, turns, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """``BLOCKS`` resident blocks; in each turn all of them read neighbouring stretches of ``TILES * BLOCK`` words."""
-    offset = tl.arange(0, BLOCK)
-    at = x_ptr + tl.program_id(0).to(tl.int64) * (TILES * BLOCK) + offset
-    total = tl.zeros((BLOCK,), dtype=tl.int32)
-    for _ in range(turns):
-        for tile in tl.static_range(TILES):
-            total += tl.load(at + tile * BLOCK, eviction_policy="evict_first")
-        at += BLOCKS * TILES * BLOCK
-    tl.store(out_ptr + tl.program_id(0), tl.sum(total))

@@ -7,7 +7,7 @@ from k3lab.tuning import ceiling
 from k3lab.tuning.ceiling import READ_BYTES, READERS, compile_reader
 from k3lab.tuning.cubin import full_mnemonics, kernel_resources, sass
 
-ONE_OF_EACH = [next(one for one in READERS if one.kind == kind) for kind in ("tiles", "stride", "bulk")]
+ONE_OF_EACH = [next(one for one in READERS if one.kind == kind) for kind in ("tiles", "bulk")]
 
 
 def test_readers_have_names_of_their_own():

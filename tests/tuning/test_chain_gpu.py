@@ -55,14 +55,28 @@ def test_every_call_but_the_first_has_a_programmatic_edge(made):
     assert len(edges(plain.raw_cuda_graph())) == CALLS * len(compiled.launches) - 1
 
 
-def test_a_fork_and_a_join_lose_edges(made):
-    """What the count is for: events make full edges."""
+def test_an_ordinary_launch_between_costs_edges(made):
+    """What the count is for: whatever waits in full, or is waited for in full, shows in it."""
     import torch
     from k3lab.tuning.graphs import captured, programmatic_edges
 
     _, runner, tensors = made
     calls = [runner.bind(one) for one in tensors]
     straight = programmatic_edges(captured(calls))
+    other = torch.zeros(8, device="cuda")
+    # in front of the third call: its edge is programmatic, the one from the second to the ordinary kernel is not
+    assert programmatic_edges(captured([*calls[:2], lambda: other.add_(1), *calls[2:]])) == straight
+    plain = runner.bind(tensors[2], pdl=False)
+    assert programmatic_edges(captured([*calls[:2], plain, *calls[3:]])) == straight - 1
+
+
+def test_a_fork_and_a_join_keep_them(made):
+    """Seen on driver 580 and asserted, because the decode path relies on it: events do not turn them into full edges."""
+    import torch
+    from k3lab.tuning.graphs import captured, edges, programmatic_edges
+
+    _, runner, tensors = made
+    calls = [runner.bind(one) for one in tensors]
     side = torch.cuda.Stream()
 
     def forked() -> None:
@@ -71,7 +85,8 @@ def test_a_fork_and_a_join_lose_edges(made):
             calls[2]()
         torch.cuda.current_stream().wait_stream(side)
 
-    assert programmatic_edges(captured([*calls[:2], forked, *calls[3:]])) < straight
+    graph = captured([*calls[:2], forked, *calls[3:]])
+    assert programmatic_edges(graph) == len(edges(graph.raw_cuda_graph()))
 
 
 def test_a_chain_is_timed_with_all_its_edges(made, device):
