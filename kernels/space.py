@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,6 +39,80 @@ class Constraint:
     holds: Callable[[Config], bool]
     reason: str
     """Why a point that breaks it is illegal; may use ``{param}`` placeholders."""
+
+
+class _Open(BaseException):
+    """A rule asked for a parameter that has no value yet. No ``Exception``: a rule that catches those must not catch it."""
+
+
+class _Partial(Mapping[str, Value]):
+    """A config whose later parameters are open. A rule that never asks for those holds, or not, whatever they are."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.values_so_far: dict[str, Value] = {}
+        self._names = names
+
+    def __getitem__(self, name: str) -> Value:
+        try:
+            return self.values_so_far[name]
+        except KeyError:
+            if name in self._names:
+                raise _Open(name) from None
+            raise
+
+    def __iter__(self) -> Iterator[str]:
+        if len(self.values_so_far) < len(self._names):
+            raise _Open(self._names[-1])
+        return iter(self.values_so_far)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+Rule = Callable[[Config], bool]
+
+
+def extended(params: Sequence[Param], rules: Sequence[Rule]) -> Iterator[dict[str, Value]]:
+    """Every point on which all rules hold, in the order of the parameters' product, built parameter by parameter.
+
+    A rule is asked as soon as its answer depends on nothing that is still open, which it shows by what it reads:
+    one refusal then leaves out all points that only differ later. Which parameters a rule reads may depend on
+    their values.
+    """
+    names = [param.name for param in params]
+    place = {name: index for index, name in enumerate(names)}
+    last = len(params) - 1
+    config = _Partial(names)
+
+    def undecided(asked: Sequence[tuple[int, Rule]], index: int) -> list[tuple[int, int, Rule]] | None:
+        """Rules that wait, behind the place of the parameter they wait for; None where one is broken."""
+        waiting = []
+        for number, rule in asked:
+            try:
+                if not rule(config):
+                    return None
+            except _Open as opened:
+                waiting.append((place[opened.args[0]], number, rule))
+            except Exception:  # it may count on a rule before it that still waits
+                if index == last:
+                    raise
+                waiting.append((last, number, rule))
+        return waiting
+
+    def extend(index: int, waiting: list[tuple[int, int, Rule]]) -> Iterator[dict[str, Value]]:
+        if index > last:
+            yield dict(config.values_so_far)
+            return
+        due = sorted(((number, rule) for wanted, number, rule in waiting if wanted == index), key=lambda one: one[0])
+        later = [one for one in waiting if one[0] != index]
+        for value in params[index].values:
+            config.values_so_far[names[index]] = value
+            if (still := undecided(due, index)) is not None:
+                yield from extend(index + 1, later + still)
+            del config.values_so_far[names[index]]
+
+    first = undecided(list(enumerate(rules)), -1)
+    return iter(()) if first is None else extend(0, first)
 
 
 @dataclass(frozen=True)
@@ -93,8 +167,12 @@ class Space:
 
     @cached_property
     def legal(self) -> tuple[dict[str, Value], ...]:
-        """Every legal config, in a fixed order."""
-        return tuple(config for config in self.points() if self.illegal(config) is None)
+        """Every legal config, in the order of :meth:`points`."""
+        return tuple(self.legal_points())
+
+    def legal_points(self) -> Iterator[dict[str, Value]]:
+        """The legal configs one by one, without a look at most of the illegal points."""
+        return extended(self.params, [constraint.holds for constraint in self.constraints])
 
     def restricted(self, fixed: Config) -> Space:
         """The part of the space in which parameters have given values.
@@ -118,9 +196,7 @@ class Space:
         default = {**self.default, **fixed}
         if self.illegal(default) is not None:
             wanted = default
-            points = itertools.product(*(param.values for param in narrow))
-            found = (dict(zip(params, values, strict=True)) for values in points)
-            near = [config for config in found if self.illegal(config) is None]
+            near = list(extended(narrow, [constraint.holds for constraint in self.constraints]))
             if not near:
                 text = ", ".join(f"{name}={value}" for name, value in fixed.items())
                 raise InputError(f"no legal config has {text}: {self.illegal(wanted)}")

@@ -13,7 +13,7 @@ from .study import TrialRecord
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-ENUMERABLE = 200_000
+ENUMERABLE = 500_000
 """Points up to which a space is listed; of a larger one legal points are found by drawing."""
 STARTUP = 10
 """Random trials before the sampler models anything."""

@@ -1,6 +1,8 @@
 """Spaces: constraints explain themselves, digests do not depend on key order."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from k3lab.kernels import Constraint, InputError, Param, Space, config_digest
 
 
@@ -30,6 +32,56 @@ def test_illegal_points_say_why(config, says):
     assert says in small().illegal(config)
     with pytest.raises(InputError, match="illegal config"):
         small().check(config)
+
+
+RULES = (
+    lambda c: c["c"] != 0,  # what the next one counts on
+    lambda c: c["a"] % c["c"] == 0 or c["b"] > 1,
+    lambda c: c["d"] == "free" or all(c[name] == 1 for name in ("a", "b")),  # what it reads depends on d
+    lambda c: len(set(c.values())) > 2,  # reads all
+    lambda c: c.get("b", 5) != 3 and "a" in c,
+)
+
+
+@given(st.lists(st.sampled_from(range(len(RULES))), unique=True), st.permutations("abcd"))
+def test_the_short_way_lists_what_the_long_way_lists(rules, order):
+    """Whatever the constraints read, in whatever order the parameters come: the same points in the same order."""
+    values = {"a": (1, 2, 4), "b": (1, 2, 3), "c": (0, 1, 2), "d": ("free", "invariant")}
+    if 1 in rules:
+        rules = [0, 1, *(rule for rule in rules if rule > 1)]
+    space = Space(
+        tuple(Param(name, values[name], "") for name in order),
+        tuple(Constraint(RULES[rule], "no") for rule in rules),
+        {"a": 4, "b": 2, "c": 1, "d": "free"},
+    )
+    assert space.legal == tuple(config for config in space.points() if space.illegal(config) is None)
+
+
+def test_an_early_refusal_is_asked_once():
+    asked = []
+
+    def holds(config):
+        asked.append(config["a"])
+        return config["a"] == 2
+
+    values = tuple(range(40))
+    space = Space(
+        tuple(Param(name, values, "") for name in "abcd"),
+        (Constraint(holds, "a is 2"), Constraint(lambda c: c["b"] + c["c"] + c["d"] == 0, "the rest is 0")),
+        {"a": 2, "b": 0, "c": 0, "d": 0},
+    )
+    asked.clear()
+    assert space.legal == ({"a": 2, "b": 0, "c": 0, "d": 0},)
+    assert asked == list(values)
+
+
+def test_a_constraint_that_breaks_is_heard():
+    with pytest.raises(ZeroDivisionError):
+        _ = Space(
+            (Param("a", (1, 0), ""), Param("b", (1, 2), "")),
+            (Constraint(lambda c: 1 // c["a"] > 0, ""),),
+            {"a": 1, "b": 1},
+        ).legal
 
 
 def test_refusals_are_counted_by_reason():
