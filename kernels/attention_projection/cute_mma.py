@@ -12,7 +12,7 @@ from cutlass.memory import SmemAllocator
 
 EVICT_FIRST = 0x12F0000000000000
 # not .nc: the compiler may move such a load below the dependency wait, and does
-LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint{}.v4.u32 {{$0, $1, $2, $3}}, [$4], $5;"
+LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
 LOAD_X = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
 LOAD_PEER = "ld.shared::cluster.f32 {$w0}, [{$r0}];"
 MMA = (
@@ -65,7 +65,7 @@ def multiply(acc: list, wr: list, xr: list, halves: int) -> list:
 def k3_attention_projection_cute_mma_stream(
     x: cute.Tensor, w: cute.Tensor, out: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, TILE: cutlass.Constexpr, SPLIT: cutlass.Constexpr, CHUNKS: cutlass.Constexpr,
-    DEPTH: cutlass.Constexpr, WARPS_N: cutlass.Constexpr, WARPS_K: cutlass.Constexpr, PREFETCH: cutlass.Constexpr,
+    DEPTH: cutlass.Constexpr, WARPS_N: cutlass.Constexpr, WARPS_K: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
     """out[rows, outputs] = x[rows, hidden] @ w[outputs, hidden]^T; ``rows <= ROWS``.
@@ -112,21 +112,21 @@ def k3_attention_projection_cute_mma_stream(
                 + (cutlass.min(a % tokens, rows - 1) * hidden + start + cutlass.min(a // tokens, CHUNKS - 1) * 32)
             )
 
-    load_from, policy = LOAD_W.format(PREFETCH), Int64(EVICT_FIRST)
+    policy = Int64(EVICT_FIRST)
     acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
-    w_in = [load(load_from, w_at, s * stride, policy) for s in range(depth)]
+    w_in = [load(LOAD_W, w_at, s * stride, policy) for s in range(depth)]
     arch.griddepcontrol_wait()
     x_in = [load(LOAD_X, x_at, s * stride) for s in range(depth)]
     for r in cutlass.range(steps // depth - 1, unroll=1):
         for d in cutlass.range_constexpr(depth):
             acc = multiply(acc, w_in[d], x_in[d], halves)
-            w_in[d] = load(load_from, w_at, ((r + 1) * depth + d) * stride, policy)
+            w_in[d] = load(LOAD_W, w_at, ((r + 1) * depth + d) * stride, policy)
             x_in[d] = load(LOAD_X, x_at, ((r + 1) * depth + d) * stride)
     rest = steps % depth
     for d in cutlass.range_constexpr(depth):
         acc = multiply(acc, w_in[d], x_in[d], halves)
         if cutlass.const_expr(d < rest):
-            w_in[d] = load(load_from, w_at, (steps - rest + d) * stride, policy)
+            w_in[d] = load(LOAD_W, w_at, (steps - rest + d) * stride, policy)
             x_in[d] = load(LOAD_X, x_at, (steps - rest + d) * stride)
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
@@ -186,11 +186,11 @@ k3_attention_projection_cute_mma_stream.set_name_prefix(
 def launch(
     x: cute.Tensor, w: cute.Tensor, out: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, TILE: cutlass.Constexpr, SPLIT: cutlass.Constexpr, CHUNKS: cutlass.Constexpr,
-    DEPTH: cutlass.Constexpr, WARPS_N: cutlass.Constexpr, WARPS_K: cutlass.Constexpr, PREFETCH: cutlass.Constexpr,
+    DEPTH: cutlass.Constexpr, WARPS_N: cutlass.Constexpr, WARPS_K: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one cluster per ``TILE`` rows of w."""
     blocks = -(-cute.size(w, mode=[0]) // TILE) * SPLIT
     k3_attention_projection_cute_mma_stream(
-        x, w, out, rows, ROWS, TILE, SPLIT, CHUNKS, DEPTH, WARPS_N, WARPS_K, PREFETCH, RELEASE
+        x, w, out, rows, ROWS, TILE, SPLIT, CHUNKS, DEPTH, WARPS_N, WARPS_K, RELEASE
     ).launch(grid=[blocks, 1, 1], block=[32 * WARPS_N * WARPS_K, 1, 1], cluster=[SPLIT, 1, 1], stream=stream)

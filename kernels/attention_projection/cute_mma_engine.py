@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 INVARIANT = {"chunks": 1, "split_k": 1, "warps_k": 8}
 """What the order of the sum depends on, pinned for batch-invariant results."""
-PREFETCH = {"none": "", "128B": ".L2::128B"}
 RESERVED_REGISTERS = 40
 """Addresses, loop state and the allocator's slack, beside operands and sums."""
 
@@ -90,7 +89,6 @@ class CuteMmaEngine(Engine):
                 Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
                 Param("warps_n", (1, 2), "warps that share the rows of a tile"),
                 Param("warps_k", (2, 4, 7, 8, 14, 16, 28), "warps that share the K of a block"),
-                Param("prefetch", tuple(PREFETCH), "what the L2 fetches from memory on a miss"),
                 Param(
                     "release",
                     ("entry", "loads", "end"),
@@ -141,7 +139,7 @@ class CuteMmaEngine(Engine):
         depth = next(d for d in (4, 2, 1) if d <= steps and (problem.rows <= 16 or d <= 2))
         return {
             "tile_n": 8, "split_k": 1, "chunks": chunks, "depth": depth, "warps_n": 1, "warps_k": 8,
-            "prefetch": "none", "release": "loads", "k_order": "free",
+            "release": "loads", "k_order": "free",
         }  # fmt: skip
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
@@ -164,7 +162,7 @@ class CuteMmaEngine(Engine):
             launch,
             (
                 matrix(rows, hidden), matrix(outputs, hidden), matrix(rows, outputs), Int32(1), rows, tile, split, *sizes,
-                PREFETCH[str(config["prefetch"])], str(config["release"]),
+                str(config["release"]),
             ),
             arch,
             grid=(-(-outputs // tile) * split, 1, 1),

@@ -116,8 +116,6 @@ def test_machine_code(arch, rows):
         assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 2 * n_tiles * m_tiles * steps, config
         assert len(places(code, r"LDG\.E\.128.*")) == m_tiles * halves * steps, config
         assert len(places(code, r"UCGABAR_WAIT")) == (2 if config["split_k"] > 1 else 0)
-        prefetching = [place for place in places(code, WEIGHTS) if "LTC128B" in code[place].mnemonic]
-        assert bool(prefetching) == (config["prefetch"] == "128B")
 
 
 def test_the_register_estimate_is_no_guess():
