@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,8 @@ class TritonEngine(Engine):
         fma_rows, mma_rows = power_of_two(rows), power_of_two(rows, 16)
 
         def tile_bytes(c: Config) -> int:
-            return int(c["num_stages"]) * (int(c["block_n"]) + mma_rows) * int(c["block_k"]) * 2
+            # the pipeline's tiles, and the first one, which goes from registers to the MMA by shared memory
+            return (int(c["num_stages"]) + 1) * (int(c["block_n"]) + mma_rows) * int(c["block_k"]) * 2
 
         def products(c: Config) -> int:
             return fma_rows * int(c["block_n"]) * int(c["block_k"]) // (32 * int(c["num_warps"]))
@@ -54,6 +56,11 @@ class TritonEngine(Engine):
                 Param("split_k", (1, 2, 3, 4, 5, 6, 8), "blocks that share an output tile's K"),
                 Param("num_warps", (2, 4, 8), "warps a block"),
                 Param("num_stages", (1, 2, 3, 4, 5, 6), "tiles in flight"),
+                Param(
+                    "release",
+                    ("entry", "loads", "end"),
+                    "when the next kernel may start: at entry, weights asked for, exit",
+                ),
             ),
             constraints=(
                 Constraint(
@@ -101,14 +108,16 @@ class TritonEngine(Engine):
             "split_k": split,
             "num_warps": 4,
             "num_stages": 4,
+            "release": "loads",
         }
 
-    def _kernel(self, problem: AttentionProjection, config: Config) -> tuple:
+    def _kernel(self, problem: AttentionProjection, config: Config, pdl: bool) -> tuple:
         """(function, run-time arguments, constants, grid, buffers), shared by compiler and interpreter."""
         bf16, out_tiles = "*bf16", -(-problem.outputs // int(config["block_n"]))
         args = {"x_ptr": (bf16, X), "w_ptr": (bf16, W), "out_ptr": (bf16, OUT), "rows": ("i32", ROWS)}
         sizes = {"outputs": problem.outputs, "hidden": problem.hidden}
         tiles = {"BLOCK_N": config["block_n"], "BLOCK_K": config["block_k"]}
+        tiles |= {"PDL": pdl, "RELEASE": config["release"]}
         if config["schedule"] == "fma":
             from .triton_fma import k3_attention_projection_triton_fma as fma
 
@@ -128,9 +137,9 @@ class TritonEngine(Engine):
         from ..triton_compile import TritonKernel, compile_triton
 
         assert isinstance(problem, AttentionProjection)
-        function, args, constants, grid, buffers = self._kernel(problem, config)
+        function, args, constants, grid, buffers = self._kernel(problem, config, pdl=True)
         kernel = TritonKernel(function, args, constants, int(config["num_warps"]), int(config["num_stages"]))
-        launch = compile_triton(kernel, grid, arch)
+        launch = dataclasses.replace(compile_triton(kernel, grid, arch), pdl=True)
         return Compiled(self.family, self.name, problem, config, arch, (launch,), buffers)
 
     def work(self, problem: Problem, config: Config) -> Work:
@@ -159,7 +168,7 @@ class TritonEngine(Engine):
         import torch
 
         assert isinstance(problem, AttentionProjection)
-        function, args, constants, grid, buffers = self._kernel(problem, config)
+        function, args, constants, grid, buffers = self._kernel(problem, config, pdl=False)
         out = torch.full((problem.rows, problem.outputs), float("nan"))
         tensors = {"x": inputs["x"].float(), "w": inputs["w"].float(), "out": out, "rows": problem.rows}
         for buffer in buffers:
@@ -175,4 +184,5 @@ class TritonEngine(Engine):
         assert isinstance(problem, AttentionProjection)
         if config["schedule"] == "fma":
             return f"per thread over K tiles of {config['block_k']} ascending, then one tree over the tile"
-        return f"MMA over K tiles of {config['block_k']} ascending in each of {config['split_k']} K ranges, ranges added ascending"
+        ranges = f"each of {config['split_k']} K ranges"
+        return f"MMA over K tiles of {config['block_k']} ascending in {ranges}, the first tile last; ranges added ascending"

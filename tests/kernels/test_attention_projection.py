@@ -9,13 +9,15 @@ from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning.compare import compare
 from k3lab.tuning.compiling import compile_config
 from k3lab.tuning.cubin import full_mnemonics, kernel_resources, sass
+from k3lab.tuning.sass_order import order, release_fault, wait_fault
 
 FAMILY = family("attention_projection")
 GB300 = gpu_card("GB300")
 
 
 @pytest.mark.parametrize(
-    ("tp", "kind", "outputs"), [(8, "kda", 6288), (8, "mla", 3648), (16, "kda", 3216), (16, "mla", 2880), (4, "kda", 12440)]
+    ("tp", "kind", "outputs"),
+    [(8, "kda", 6288), (8, "mla", 3648), (16, "kda", 3216), (16, "mla", 2880), (4, "kda", 12440)],
 )
 def test_outputs_of_one_rank(tp, kind, outputs):
     problem = FAMILY.problem(K3, tp=tp, rows=8, kind=kind)
@@ -68,15 +70,15 @@ def test_tolerance_admits_one_rounding_and_no_missing_element():
 
 
 def test_engines_refuse_with_a_reason():
-    triton, plain = FAMILY.engine("triton"), FAMILY.engine("cute_plain")
+    triton, skinny = FAMILY.engine("triton"), FAMILY.engine("cute_skinny")
     problem = FAMILY.problem(K3, tp=16, rows=8)
     assert triton.refuses(problem, "sm_103a") is None
-    assert plain.refuses(problem, "sm_90a") is None
-    assert "at most 8" in plain.refuses(dataclasses.replace(problem, rows=9), "sm_90a")
+    assert skinny.refuses(problem, "sm_90a") is None
+    assert "at most 8" in skinny.refuses(dataclasses.replace(problem, rows=9), "sm_90a")
     assert "float32" in triton.refuses(dataclasses.replace(problem, dtype="float32"), "sm_90a")
     assert "sm_80" in triton.refuses(problem, "sm_80")
     assert "multiple of 64" in triton.refuses(dataclasses.replace(problem, hidden=7000), "sm_90a")
-    with pytest.raises(InputError, match="it has: triton, cute_plain"):
+    with pytest.raises(InputError, match="it has: triton, cute_skinny"):
         FAMILY.engine("cutlass")
 
 
@@ -91,10 +93,10 @@ def test_spaces_hold_at_least_forty_configs_and_fit_the_gpu(rows, tp, kind):
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_plain_space_has_a_legal_default_for_the_small_model_too(rows):
+def test_skinny_space_has_a_legal_default_for_the_small_model_too(rows):
     for card, tp in ((K3, 16), (SMALL_K3, 4)):
         problem = FAMILY.problem(card, tp=tp, rows=rows)
-        assert FAMILY.engine("cute_plain").space(problem, GB300).legal
+        assert FAMILY.engine("cute_skinny").space(problem, GB300).legal
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
@@ -115,14 +117,41 @@ def test_splitk_uses_the_tensor_cores_and_asynchronous_copies(arch, rows):
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
-@pytest.mark.parametrize("name", ["triton", "cute_plain"])
+@pytest.mark.parametrize(
+    ("rows", "release", "change"),
+    [
+        (8, "loads", {"split_k": 5, "num_stages": 3}),
+        (64, "entry", {"split_k": 5, "num_stages": 3}),
+        (64, "end", {"split_k": 1, "num_stages": 2, "block_n": 32}),
+        (2, "loads", {"schedule": "fma", "block_n": 4, "block_k": 1024, "split_k": 1, "num_stages": 1}),
+        (1, "entry", {"schedule": "fma", "block_n": 4, "block_k": 1024, "split_k": 1, "num_stages": 1}),
+    ],
+)
+def test_triton_asks_for_weights_before_the_dependency_wait(rows, release, change, arch):
+    engine, problem = FAMILY.engine("triton"), FAMILY.problem(K3, tp=16, rows=rows)
+    space = engine.space(problem, GB300)
+    config = {**space.default, **change, "release": release}
+    assert space.illegal(config) is None
+    (launch,) = compile_config(engine, problem, config, arch).launches
+    assert launch.pdl
+    assert kernel_resources(launch).spill_instructions == 0
+    code = order(launch.cubin)
+    first = r"LDG\.E\.EF\.128"  # the weights of the first tile; later ones of splitk come by LDGSTS, as x does
+    assert wait_fault(code, first, ahead=4) is None
+    every = first if config["schedule"] == "fma" else r"LDG\.E\.EF\.128|LDGSTS.*"
+    assert release_fault(code, every, release) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize("name", ["triton", "cute_skinny"])
 def test_fma_kernels_load_wide_and_do_not_spill(arch, name):
     engine, problem = FAMILY.engine(name), FAMILY.problem(K3, tp=16, rows=2)
     config = dict(engine.space(problem, GB300).default)
     if name == "triton":
         config = {"schedule": "fma", "block_n": 4, "block_k": 1024, "split_k": 1, "num_warps": 4, "num_stages": 1}
+        config["release"] = "end"
     else:
-        config = {"threads": 128, "outputs_a_block": 2, "vec": 8}
+        config |= {"outputs_a_block": 2, "depth": 4}
     (launch,) = compile_config(engine, problem, config, arch).launches
     found = kernel_resources(launch)
     assert found.kernel.startswith(f"k3_attention_projection_{name}")
@@ -141,5 +170,5 @@ def test_a_cubin_holds_no_path_of_this_machine():
     for engine in FAMILY.engines:
         problem = FAMILY.problem(K3, tp=16, rows=2)
         config = engine.space(problem, GB300).default
-        for launch in compile_config(engine, problem, config, "sm_103a", cache=False).launches:
+        for launch in compile_config(engine, problem, config, engine.archs[-1], cache=False).launches:
             assert root not in launch.cubin

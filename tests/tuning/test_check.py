@@ -17,12 +17,12 @@ FAMILY = family("attention_projection")
 TRITON = FAMILY.engine("triton")
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = {
-    "split in two": {"schedule": "splitk", "block_n": 64, "block_k": 64, "split_k": 2, "num_warps": 4, "num_stages": 4},
+    "split in two": {"schedule": "splitk", "block_n": 64, "block_k": 64, "split_k": 2, "num_warps": 4, "num_stages": 4, "release": "loads"},
     "uneven split, ragged outputs": {
-        "schedule": "splitk", "block_n": 128, "block_k": 64, "split_k": 3, "num_warps": 4, "num_stages": 2,
+        "schedule": "splitk", "block_n": 128, "block_k": 64, "split_k": 3, "num_warps": 4, "num_stages": 2, "release": "entry",
     },
-    "one block a tile": {"schedule": "splitk", "block_n": 32, "block_k": 128, "split_k": 1, "num_warps": 4, "num_stages": 2},
-    "fma": {"schedule": "fma", "block_n": 8, "block_k": 128, "split_k": 1, "num_warps": 4, "num_stages": 1},
+    "one block a tile": {"schedule": "splitk", "block_n": 32, "block_k": 128, "split_k": 1, "num_warps": 4, "num_stages": 2, "release": "end"},
+    "fma": {"schedule": "fma", "block_n": 8, "block_k": 128, "split_k": 1, "num_warps": 4, "num_stages": 1, "release": "loads"},
 }  # fmt: skip
 
 
@@ -59,9 +59,11 @@ def test_more_rows_than_fma_takes():
         ("triton_splitk.py", "live = m[None, :] < rows", "live = m[None, :] < rows - 1"),
         (
             "triton_fma.py",
-            "for start in range(0, hidden, BLOCK_K):",
-            "for start in range(0, hidden - BLOCK_K, BLOCK_K):",
+            "for start in range(BLOCK_K, hidden, BLOCK_K):",
+            "for start in range(BLOCK_K, hidden - BLOCK_K, BLOCK_K):",
         ),
+        ("triton_splitk.py", "acc = tl.dot(w_first, x_first, acc)", "acc = tl.dot(w_first, x_first, acc * 0)"),
+        ("triton_splitk.py", "x_row + first * BLOCK_K", "x_row + (first + 1) * BLOCK_K"),
         ("triton_fma.py", "r[:, None] * outputs + n[None, :]", "r[:, None] * hidden + n[None, :]"),
     ],
 )
@@ -88,7 +90,7 @@ def test_a_fault_in_the_kernel_is_found(file, find, replace, tmp_path):
 
 
 def test_what_only_compiled_is_no_pass():
-    engine, problem = FAMILY.engine("cute_plain"), FAMILY.problem(SMALL_K3, tp=4, rows=2)
+    engine, problem = FAMILY.engine("cute_skinny"), FAMILY.problem(SMALL_K3, tp=4, rows=2)
     result = check(FAMILY, engine, problem, engine.space(problem, gpu_card("GB300")).default)
     assert (result.ok, result.how) == (False, "compiled")
     assert "none is here" in result.reason

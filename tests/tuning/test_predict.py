@@ -49,7 +49,15 @@ def test_no_prediction_lies_below_the_byte_floor(tp, rows):
 
 def test_starved_configs_are_predicted_slower():
     problem = FAMILY.problem(K3, tp=16, rows=8)
-    base = {"schedule": "splitk", "block_n": 64, "block_k": 128, "split_k": 4, "num_warps": 4, "num_stages": 4}
+    base = {
+        "schedule": "splitk",
+        "block_n": 64,
+        "block_k": 128,
+        "split_k": 4,
+        "num_warps": 4,
+        "num_stages": 4,
+        "release": "loads",
+    }
     shallow = {**base, "split_k": 1, "num_stages": 2}
 
     def time(config):
