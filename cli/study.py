@@ -14,6 +14,7 @@ from .tune import (
     FamilyName,
     Fix,
     Gpu,
+    Jobs,
     MeasureLimit,
     Objective,
     Seed,
@@ -97,6 +98,7 @@ def record_command(
     seed: Seed = 0,
     compile_limit: CompileLimit = 120.0,
     measure_limit: MeasureLimit = 90.0,
+    jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a whole space, or a fair sample of it, and keep every outcome with its environment as data."""
@@ -104,7 +106,20 @@ def record_command(
     from ..tuning.record import record
 
     request = make_request(
-        family, model, tp, rows, kind, gpu, engine, objective, study, seed, compile_limit, measure_limit, fix=fix
+        family,
+        model,
+        tp,
+        rows,
+        kind,
+        gpu,
+        engine,
+        objective,
+        study,
+        seed,
+        compile_limit,
+        measure_limit,
+        fix=fix,
+        jobs=jobs,
     )
     data = record(request, out, sample=sample, progress=for_terminal(as_json)).to_json()
     emit(data, as_json, render_record)

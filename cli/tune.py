@@ -35,6 +35,14 @@ Fix = Annotated[
 ]
 CompileLimit = Annotated[float, typer.Option("--compile-limit", help="Wall limit of one compilation, in seconds.")]
 MeasureLimit = Annotated[float, typer.Option("--measure-limit", help="Wall limit of one check or timing, in seconds.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        help="Processes that compile ahead of the one that measures, or that predict; the result does not depend on it "
+        "(default: one a CPU but one, at most 16).",
+    ),
+]
 
 
 def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
@@ -63,7 +71,7 @@ def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
 def make_request(
     family: str, model: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine: str | None,
     objective: str | None, study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
-    fix: list[str] | None = None,
+    fix: list[str] | None = None, jobs: int | None = None,
 ) -> TuneRequest:  # fmt: skip
     """The request the options describe.
 
@@ -72,14 +80,18 @@ def make_request(
     """
     from ..tuning.supervisor import Limits
     from ..tuning.tune import TuneRequest
+    from ..tuning.workers import check_jobs, default_jobs
     from .select import parse_fixed, select_engine
+
+    jobs = default_jobs() if jobs is None else jobs
+    check_jobs(jobs)
 
     chosen = select_engine(family, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     card, aim = target(gpu, objective)
     limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
     fixed = parse_fixed(fix, chosen.space(card)) if fix else {}
     return TuneRequest(
-        chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits, fixed=fixed,  # type: ignore[arg-type]
+        chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits, fixed=fixed, jobs=jobs,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -146,6 +158,7 @@ def register(app: typer.Typer) -> None:
         seed: Seed = 0,
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
+        jobs: Jobs = None,
         fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old study is renamed, not lost.")] = False,
         as_json: Json = False,
     ) -> None:
@@ -168,6 +181,7 @@ def register(app: typer.Typer) -> None:
             measure_limit,
             trials,
             fix,
+            jobs,
         )
         data = tune(replace(request, fresh=fresh), for_terminal(as_json)).to_json()
         emit(data, as_json, render)

@@ -12,6 +12,7 @@ import tempfile
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest, env
 from ..kernels.errors import KernelError
@@ -19,6 +20,10 @@ from ..kernels.paths import compiled_cache
 from .blame import blame
 from .outcome import SetupError
 
+if TYPE_CHECKING:
+    from .cubin import KernelResources
+
+T = TypeVar("T")
 CACHE_FORMAT = 2
 
 
@@ -116,7 +121,7 @@ def compile_config(engine: Engine, problem: Problem, config: Config, arch: str, 
         raise InputError(f"{engine.family}/{engine.name} refuses {problem.label} on {arch}: {reason}")
     digests(engine)
     path = _place(f"{cache_key(engine, problem, config, arch)}.pickle") if cache else None
-    if path and (found := _read(path)) is not None:
+    if path and (found := _read(path, Compiled)) is not None:
         return found
     try:
         compiled = engine.compile(problem, config, arch)
@@ -127,7 +132,7 @@ def compile_config(engine: Engine, problem: Problem, config: Config, arch: str, 
         raise KernelError(f"{where}: {blame(engine, error)}") from error
     digests(engine)  # the file may have changed between its digest and its import
     if path:
-        _write(path, compiled)
+        _write(path, dataclasses.replace(compiled, config=dict(compiled.config)))
     return compiled
 
 
@@ -139,7 +144,27 @@ def _place(name: str) -> Path | None:
         return None
 
 
-def _read(path: Path) -> Compiled | None:
+def resources_of(compiled: Compiled) -> list[KernelResources]:
+    """Resources of every launch, or the same reading from the cache: two tools take as long as a compiler."""
+    from .cubin import KernelResources, kernel_resources, tools
+
+    found = []
+    reader = hashlib.sha256(Path(__file__).with_name("cubin.py").read_bytes()).hexdigest()
+    for launch in compiled.launches:
+        facts = dataclasses.asdict(launch) | {"cubin": hashlib.sha256(launch.cubin).hexdigest()}
+        fields = {"format": CACHE_FORMAT, "reader": reader, "tools": tools("nvdisasm"), "launch": facts}
+        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        path = _place(f"{key}.resources")
+        one = _read(path, KernelResources) if path else None
+        if one is None:
+            one = kernel_resources(launch)
+            if path:
+                _write(path, one)
+        found.append(one)
+    return found
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
     """A cached object, or None; a file that cannot be read is dropped, since a cache may always be rebuilt."""
     try:
         data = path.read_bytes()
@@ -154,12 +179,12 @@ def _read(path: Path) -> Compiled | None:
         found = pickle.loads(body)  # written by _write into the user's own cache
     except Exception:  # a class that moved or changed since: each has its own exception type
         return None
-    return found if isinstance(found, Compiled) else None
+    return found if isinstance(found, kind) else None
 
 
-def _write(path: Path, compiled: Compiled) -> None:
+def _write(path: Path, found: object) -> None:
     """Atomically; a full or read-only disk costs the cache entry, not the result."""
-    body = pickle.dumps(dataclasses.replace(compiled, config=dict(compiled.config)))
+    body = pickle.dumps(found)
     with contextlib.suppress(OSError):
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         try:

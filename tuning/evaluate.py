@@ -51,8 +51,7 @@ def not_together(compiled: Compiled, resources: Sequence[Any], gpu: GpuCard) -> 
 
 def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
     """The compiled config, and an outcome that holds its resources: ok, or why it goes no further."""
-    from .compiling import compile_config
-    from .cubin import resources
+    from .compiling import compile_config, resources_of
 
     stage("compile")
     try:
@@ -61,7 +60,7 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
         raise
     except InputError as error:
         return None, failure(Status.ILLEGAL, error)  # type: ignore[return-value]  # never used with an illegal outcome
-    found = resources(compiled)
+    found = resources_of(compiled)
     begun = Outcome(Status.OK, resources=tuple(kernel.to_json() for kernel in found))
     card = gpu_card(task.job.gpu)
     reason = too_large(found, card)
@@ -70,6 +69,12 @@ def _compile(task: Task, stage: Stage) -> tuple[Compiled, Outcome]:
     if reason:
         begun = replace(begun, status=Status.ILLEGAL, reason=reason)
     return compiled, begun
+
+
+def compile(task: Task, stage: Stage) -> Outcome:
+    """Compile into the cache, ahead of a :func:`measure` of the same config in another process; needs no GPU."""
+    _, begun = _compile(task, stage)
+    return replace(begun, value=1.0) if begun.status is Status.OK else begun  # a compilation has no objective
 
 
 def predict(task: Task, stage: Stage) -> Outcome:
@@ -145,15 +150,14 @@ def _time(task: Task, compiled: Compiled, stage: Stage, policy: Any) -> Outcome:
 
 def build(task: Task, stage: Stage) -> Outcome:
     """Compile for ``job.arch``; the payload holds launches, buffers and cubins (base64)."""
-    from .compiling import compile_config
-    from .cubin import resources
+    from .compiling import compile_config, resources_of
 
     stage("compile")
     compiled = compile_config(task.engine, task.problem, task.job.config, task.job.arch)
     return Outcome(
         Status.OK,
         value=1.0,  # a build has no objective
-        payload=build_payload(compiled, [kernel.to_json() for kernel in resources(compiled)]),
+        payload=build_payload(compiled, [kernel.to_json() for kernel in resources_of(compiled)]),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..kernels.space import Space
 from .choose import finalists
 from .study import TuningStudy
-from .supervisor import Supervisor
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .tune import TuneRequest
@@ -21,7 +21,7 @@ ROUNDS = 3
 
 
 def run_finals(
-    study: TuningStudy, request: TuneRequest, space: Space, worker: Supervisor, stopped: Callable[[], bool]
+    study: TuningStudy, request: TuneRequest, space: Space, workers: Workers, stopped: Callable[[], bool]
 ) -> dict[str, Any]:
     """Time the finalists again and store it with the study; finalists of an earlier run keep their rounds.
 
@@ -45,7 +45,7 @@ def run_finals(
             result = results[one.digest]
             if result["failed"]:
                 continue
-            outcome = worker.run(request.job("retime", one.config, seed=request.seed + turn)).checked()
+            outcome = workers.result(request.job("retime", one.config, seed=request.seed + turn)).checked()
             if outcome.value is None:
                 result["failed"] = f"{outcome.status}: {outcome.reason}"
                 continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, Protocol
@@ -16,9 +17,9 @@ from ..kernels.space import Config
 from .outcome import Outcome, SetupError
 
 DEFAULT_EVALUATOR = "k3lab.tuning.evaluate"
-"""Module with the functions ``predict``, ``measure``, ``retime`` and ``build`` of :class:`Evaluator`."""
+"""Module with the functions of :class:`Evaluator`."""
 
-Kind = Literal["predict", "measure", "retime", "build"]
+Kind = Literal["predict", "compile", "measure", "retime", "contest", "build"]
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,18 @@ class Job:
     seed: int = 0
     digests: tuple[str, str] | None = None
     """Source and glue digest the engine must have; None where any will do."""
+    contestants: Sequence[Mapping[str, Any]] = ()
+    """Of a contest: ``engine``, ``config`` and ``digests`` of each; the job's own are those of the first."""
+
+    @property
+    def key(self) -> str:
+        """One spelling of the job: two of the same are one."""
+        return json.dumps(self.to_json(), sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
         """Field name to value."""
-        return asdict(self) | {"problem": dict(self.problem), "config": dict(self.config)}
+        fields = asdict(self) | {"problem": dict(self.problem), "config": dict(self.config)}
+        return fields | {"contestants": [dict(one) for one in self.contestants]}
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,17 @@ class Evaluator(Protocol):
     def predict(self, task: Task, stage: Stage) -> Outcome:
         """Compile for the GPU card's architecture and ask the cost model; needs no GPU."""
 
+    def compile(self, task: Task, stage: Stage) -> Outcome:
+        """Compile into the cache, so that a measurement of the same config finds it there; needs no GPU."""
+
     def measure(self, task: Task, stage: Stage) -> Outcome:
         """Compile, check against the twin, time, check again on fresh inputs."""
 
     def retime(self, task: Task, stage: Stage) -> Outcome:
         """Time once more a config that was measured before: for the finals."""
+
+    def contest(self, task: Task, stage: Stage) -> Outcome:
+        """Time the contestants, configs of one or several engines, in turn; the payload holds their times."""
 
     def build(self, task: Task, stage: Stage) -> Outcome:
         """Compile for ``job.arch``; the payload holds launches, buffers and cubins for a bundle."""
@@ -118,15 +133,25 @@ def resolve(job: Job) -> Task:
     Raises:
         SetupError: the engine is not the one the job was made for.
     """
-    from .compiling import digests
-
     try:
         family = find_family(job.family, job.location)
         engine = family.engine(job.engine)
     except InputError as error:
         raise SetupError(str(error)) from error
-    if job.digests is not None and digests(engine) != tuple(job.digests):
-        raise SetupError(
-            f"the files of {job.family}/{job.engine} are others than when this run began: start it again (a study keeps to one kernel)"
-        )
+    require_digests(engine, job.digests)
     return Task(job, family, engine, family.problem_from_json(job.problem))
+
+
+def require_digests(engine: Engine, wanted: Sequence[str] | None) -> None:
+    """Make sure that this process holds the engine that a job was made for.
+
+    Raises:
+        SetupError: its files are others.
+    """
+    from .compiling import digests
+
+    if wanted is not None and digests(engine) != tuple(wanted):
+        raise SetupError(
+            f"the files of {engine.family}/{engine.name} are others than when this run began: start it again "
+            "(a study keeps to one kernel)"
+        )

@@ -101,6 +101,7 @@ class TuningStudy:
         self._storage = storage
         self._study = study
         self._lock = lock
+        self._started: int | None = None
 
     @classmethod
     def for_tuning(cls, path: Path, identity: StudyIdentity, *, fresh: bool = False) -> TuningStudy:
@@ -221,11 +222,12 @@ class TuningStudy:
             params=dict(config),
             distributions={param.name: CategoricalDistribution(param.values) for param in space.params},
         )
+        if self._started is None:
+            self._started = len(self.trials())
         with writing(self.path):
             self._study.add_trial(trial)
-        started = self.trials()[-1]
-        assert started.digest == config_digest(config)  # the lock keeps other writers off
-        return started
+        self._started += 1  # the lock keeps other writers off
+        return TrialRecord(self._started - 1, dict(config), config_digest(config), None, finished=False)
 
     def finish(self, trial: TrialRecord, outcome: Outcome) -> None:
         """Store a trial's outcome, then tell Optuna. Of a trial that has an outcome only the second is left."""

@@ -55,6 +55,10 @@ class _Late(Exception):
     pass
 
 
+class Aborted(Exception):
+    """The worker was ended from another thread; its job has no outcome."""
+
+
 class Supervisor:
     """One worker process, started when first needed and replaced when it dies.
 
@@ -75,6 +79,7 @@ class Supervisor:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._used = False
+        self._aborted = False
 
     def __enter__(self) -> Supervisor:
         return self
@@ -91,16 +96,27 @@ class Supervisor:
         Raises:
             InputError: no worker can be started at all, or it lacks something that no config can help: a
                 broken installation or a full disk, not a bad config.
+            Aborted: see :meth:`abort`.
         """
         if self._process is None or self._process.poll() is not None:
             self._spawn()
         used, self._used = self._used, True
         outcome, died = self._run(job)
-        if died and used:
+        if died and used and not self._aborted:
             self._spawn()
             self._used = True
             outcome, _ = self._run(job)
+        if self._aborted:
+            raise Aborted
         return outcome
+
+    def abort(self) -> None:
+        """End the worker from another thread than the one that runs jobs on it; for good, and at once."""
+        self._aborted = True
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _run(self, job: Job) -> tuple[Outcome, bool]:
         """The outcome of a job on the running worker, and whether the worker died of itself."""
@@ -148,6 +164,9 @@ class Supervisor:
         )
         self.started += 1
         self._used = False
+        if self._aborted:  # between its start and here: whoever aborted did not see it
+            self._kill()
+            raise Aborted
         try:
             self._send({"parent": os.getpid(), "evaluator": self.evaluator})
             self._read(self.limits.start_s)
@@ -156,6 +175,8 @@ class Supervisor:
             raise InputError(f"the tuning worker did not start within {self.limits.start_s:g} s") from None
         except _Died:
             how, last = self._autopsy()
+            if self._aborted:
+                raise Aborted from None
             raise InputError(f"the tuning worker does not start ({how}): {last or 'it left no message'}") from None
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +21,10 @@ from .identity import Objective, StudyIdentity, default_path
 from .jobs import DEFAULT_EVALUATOR, Job, Kind, location_of
 from .outcome import Outcome, Status, failure
 from .progress import Progress, Silent
+from .stop import Stop
 from .study import TrialRecord, TuningStudy, best_of
-from .supervisor import Limits, Supervisor
+from .supervisor import Limits
+from .workers import Workers
 
 if TYPE_CHECKING:
     from ..kernels.device import Device
@@ -53,6 +52,8 @@ class TuneRequest:
     """Begin a new study; one of that name is kept under another."""
     fixed: Config = field(default_factory=dict)
     """Parameters held at one value: the search stays in that part of the space."""
+    jobs: int = 1
+    """Processes that compile ahead of the one that measures, or that predict."""
 
     @property
     def path(self) -> Path:
@@ -67,6 +68,11 @@ class TuneRequest:
             InputError: see :meth:`k3lab.kernels.space.Space.restricted`.
         """
         return self.engine.space(self.problem, self.gpu).restricted(self.fixed)
+
+    def trial_job(self, config: Config, number: int) -> Job:
+        """The job of the trial of that number."""
+        kind: Kind = "measure" if self.objective == "measured" else "predict"
+        return self.job(kind, config, seed=self.seed + number)
 
     def job(self, kind: Kind, config: Any, *, arch: str | None = None, seed: int | None = None) -> Job:
         """A job of this request for the worker."""
@@ -91,7 +97,7 @@ class TuneResult:
     path: Path
     identity: dict[str, Any]
     ended: str
-    """``trials`` (the number asked for is reached), ``exhausted`` (no config is left) or ``interrupted``."""
+    """``trials`` (the number asked for is reached), ``exhausted`` (no config is left), ``interrupted`` or ``budget``."""
     new_trials: int
     statuses: dict[str, int]
     """Trials of the whole study by status."""
@@ -110,31 +116,6 @@ class TuneResult:
             "statuses": self.statuses,
             "choice": self.choice.to_json() if self.choice else None,
         }
-
-
-class _Stop:
-    """Set by SIGINT or SIGTERM: the running trial ends, then the search."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-            yield
-            return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self._ask) for number in signals]
-        try:
-            yield
-        finally:
-            for number, handler in zip(signals, before, strict=True):
-                signal.signal(number, handler)
-
-    def _ask(self, number: int, _frame: object) -> None:
-        if self.asked and number == signal.SIGINT:  # twice: now
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 def check_request(request: TuneRequest) -> Space:
@@ -169,11 +150,21 @@ def require_gpu(gpu: GpuCard) -> Device:
     return here
 
 
-def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
+def tune(
+    request: TuneRequest, progress: Progress | None = None, *, workers: Workers | None = None, stop: Stop | None = None,
+    finals: bool = True,
+) -> TuneResult:  # fmt: skip
     """Run or resume a study until it holds ``request.trials`` ended trials.
 
     SIGINT and SIGTERM end it after the running trial. Every trial ends in a typed status; a config that
     crashes or hangs costs its own trial.
+
+    Args:
+        request: what to tune.
+        progress: who watches.
+        workers: processes of a run of many studies; by default the study has its own.
+        stop: of such a run; by default signals alone end the study.
+        finals: whether a measured study ends in its own finals; without them nothing is chosen of it.
 
     Raises:
         InputError: see :func:`check_request` and :meth:`TuningStudy.for_tuning`; or no worker starts.
@@ -182,15 +173,21 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
     space = check_request(request)
     location_of(request.family)
     digests(request.engine)
-    here = require_gpu(request.gpu) if request.objective == "measured" else None
+    measured = request.objective == "measured"
+    here = require_gpu(request.gpu) if measured else None
     identity = StudyIdentity.of(
         request.family, request.engine, request.problem, request.gpu, request.objective, request.fixed
     )
     proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
-    stop = _Stop()
-    kind: Kind = "measure" if request.objective == "measured" else "predict"
-    worker = Supervisor(request.limits, gpu=request.objective == "measured", evaluator=request.evaluator)
-    with TuningStudy.for_tuning(request.path, identity, fresh=request.fresh) as study, worker, stop.listening():
+    with contextlib.ExitStack() as open_things:
+        study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
+        if workers is None:
+            workers = open_things.enter_context(
+                Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs)
+            )
+        if stop is None:
+            stop = Stop()
+            open_things.enter_context(stop.listening())
         before = study.trials()
         total = request.trials if proposer.total is None else min(request.trials, proposer.total)
         title = f"{request.family.name} {request.problem.label} {request.gpu.name} {request.engine.name} ({request.objective})"
@@ -200,12 +197,13 @@ def tune(request: TuneRequest, progress: Progress | None = None) -> TuneResult:
                 progress.message(
                     "the GPU or its driver is another than in this study's earlier run: the finals are timed again"
                 )
-            ended = _search(study, request, space, proposer, worker, kind, progress, stop)
+            ended = _search(study, request, space, proposer, workers, progress, stop)
             trials = study.trials()
-            if request.objective == "measured" and ended != "interrupted":
-                run_finals(study, request, space, worker, lambda: stop.asked)
-            choice = choose(study, space)
-            study.set_note("choice", choice.to_json() if choice else None)
+            if measured and finals and ended in ("trials", "exhausted"):
+                run_finals(study, request, space, workers, lambda: stop.asked)
+            choice = choose(study, space) if finals or not measured else None
+            if choice or finals:
+                study.set_note("choice", choice.to_json() if choice else None)
         finally:
             progress.end()
         done = sum(trial.finished for trial in trials) - sum(trial.finished for trial in before)
@@ -234,38 +232,40 @@ def _search(
     request: TuneRequest,
     space: Space,
     proposer: propose.Proposer,
-    worker: Supervisor,
-    kind: Kind,
+    workers: Workers,
     progress: Progress,
-    stop: _Stop,
+    stop: Stop,
 ) -> str:
     """Finish what a dead process left, then propose and evaluate; says why it ended."""
+    trials = study.trials()
 
     def evaluate(trial: TrialRecord) -> None:
-        outcome = trial.outcome or _evaluate(request, space, worker, kind, trial)
+        outcome = trial.outcome or _evaluate(request, space, workers, trial)
         study.finish(trial, outcome)
-        trials = study.trials()
+        trials[trial.number] = replace(trial, outcome=outcome, finished=True)
         progress.trial(trials[trial.number], best_of(trials))
 
-    for trial in study.unfinished():
+    for trial in [trial for trial in trials if not trial.finished]:
         if stop.asked:
-            return "interrupted"
+            return stop.word
         progress.message(f"trial {trial.number} was left running by a process that died: finishing it")
         evaluate(trial)
     while True:
-        trials = study.trials()
         if len(trials) >= request.trials:
             return "trials"
         if stop.asked:
-            return "interrupted"
-        config = proposer.propose(trials)
-        if config is None:
+            return stop.word
+        configs = proposer.ahead(trials, min(workers.depth, request.trials - len(trials)))
+        if not configs:
             progress.message(f"no config is left to try after {len(trials)} trials")
             return "exhausted"
-        evaluate(study.start(config, space))
+        for number, config in enumerate(configs, start=len(trials)):
+            workers.submit(request.trial_job(config, number))
+        trials.append(study.start(configs[0], space))
+        evaluate(trials[-1])
 
 
-def _evaluate(request: TuneRequest, space: Space, worker: Supervisor, kind: Kind, trial: TrialRecord) -> Outcome:
+def _evaluate(request: TuneRequest, space: Space, workers: Workers, trial: TrialRecord) -> Outcome:
     if reason := space.illegal(trial.config):  # a resumed trial of a space whose constraints have changed
         return failure(Status.ILLEGAL, reason)
-    return worker.run(request.job(kind, trial.config, seed=request.seed + trial.number)).checked()
+    return workers.result(request.trial_job(trial.config, trial.number)).checked()

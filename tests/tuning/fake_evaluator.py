@@ -57,11 +57,16 @@ def _break(fault: str) -> Outcome | None:
     return None
 
 
+def log(task: Any) -> None:
+    """One line with the kind, the config and the process, if asked for."""
+    if path := os.environ.get("FAKE_LOG"):
+        with open(path, "a") as file:
+            file.write(json.dumps([task.job.kind, config_digest(task.job.config), os.getpid()]) + "\n")
+
+
 def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
     config = dict(task.job.config)
-    if log := os.environ.get("FAKE_LOG"):
-        with open(log, "a") as file:
-            file.write(json.dumps([task.job.kind, config_digest(config), os.getpid()]) + "\n")
+    log(task)
     stage("compile")
     fault = config.get("fault", "none")
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
@@ -89,6 +94,18 @@ def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
     return Outcome(
         Status.OK, value=value * (1 + noise), resources=(kernel,), timing={"cold_us": value, "spread": 0.002}
     )
+
+
+def compile(task: Any, stage: Any) -> Outcome:
+    """What goes wrong while compiling, and nothing else."""
+    config = dict(task.job.config)
+    log(task)
+    stage("compile")
+    fault = config.get("fault", "none")
+    time.sleep(float(os.environ.get("FAKE_COMPILE_SECONDS", "0")))
+    if fault in ("exit", "segv", "hang", "raise", "illegal") and (broken := _break(fault)):
+        return broken
+    return Outcome(Status.OK, value=1.0)
 
 
 def predict(task: Any, stage: Any) -> Outcome:

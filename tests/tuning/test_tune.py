@@ -326,14 +326,14 @@ def test_the_measured_objective_has_finals(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "s.sqlite3"
     result = tune(request(path, fake_family.SMALL, 40, objective="measured"))
     kinds = Counter(json.loads(line)[0] for line in log.read_text().splitlines())
-    assert kinds == {"measure": 14, "retime": 18}  # 5 finalists and the default, 3 rounds
+    assert kinds == {"compile": 14, "measure": 14, "retime": 18}  # 5 finalists and the default, 3 rounds
     assert result.choice is not None
     assert result.choice.evidence == "measured"
     assert result.choice.config == {"tile": 4, "deep": True, "mode": "a"}
     assert (len(result.choice.finalists), result.choice.default_status) == (6, "ok")
     again = tune(request(path, fake_family.SMALL, 40, objective="measured"))
     assert again.choice == result.choice
-    assert len(log.read_text().splitlines()) == 32  # neither trials nor finals are run again
+    assert len(log.read_text().splitlines()) == 46  # neither trials nor finals are run again
     with TuningStudy.for_reading(path) as study:
         assert study.note("environment")["packages"]["optuna"]
 
