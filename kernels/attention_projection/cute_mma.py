@@ -10,6 +10,8 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 from cutlass.memory import SmemAllocator
 
+from .common import power_of_two
+
 EVICT_FIRST = 0x12F0000000000000
 # not .nc: the compiler may move such a load below the dependency wait, and does
 LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
@@ -21,44 +23,36 @@ MMA = (
 )
 
 
-def tokens_padded(rows: int) -> int:
-    """Token rows of the MMA: a power of two."""
-    return 1 << (rows - 1).bit_length()
-
-
-def shared_bytes(rows: int, tile: int, chunks: int, warps_k: int) -> int:
-    """Dynamic shared memory of a block: the partial sums of its warps."""
-    return warps_k * chunks * rows * tile * 4
-
-
-def load(text: str, pointers: list, offset: object, *policy: Int64) -> list:
+@cute.jit
+def load(text: cutlass.Constexpr, pointers: list, offset: cutlass.Int32, policy: list):
     """Four words from each pointer, now: volatile, or the compiler moves a load down to its first use."""
-    words: list = []
-    for pointer in pointers:
-        operands = [(pointer + offset).toint().ir_value(), *(one.ir_value() for one in policy)]
+    words = []
+    for i in cutlass.range_constexpr(len(pointers)):
+        operands = [(pointers[i] + offset).toint().ir_value(), *(one.ir_value() for one in policy)]
         kinds = ",".join(["=r"] * 4 + ["l"] * len(operands))
         four = llvm.inline_asm(
             llvm.StructType.get_literal([T.i32()] * 4), operands, text, kinds, has_side_effects=True,
             asm_dialect=llvm.AsmDialect.AD_ATT,
         )  # fmt: skip
-        words += [Uint32(llvm.extractvalue(T.i32(), four, [i])) for i in range(4)]
+        words += [Uint32(llvm.extractvalue(T.i32(), four, [word])) for word in range(4)]
     return words
 
 
-def multiply(acc: list, wr: list, xr: list, halves: int) -> list:
+@cute.jit
+def multiply(acc: list, wr: list, xr: list, HALVES: cutlass.Constexpr):
     """Two MMAs for each pair of 16 rows of x and 8 of w: acc += x w^T over 32 columns."""
-    acc = list(acc)
-    n_tiles, m_tiles = len(wr) // 4, len(xr) // (4 * halves)
-    for m in range(m_tiles):
-        low = xr[m * halves * 4 :][:4]
-        high = xr[(m * halves + 1) * 4 :][:4] if halves == 2 else [Uint32(0)] * 4
-        for k in range(2):
+    n_tiles, m_tiles = len(wr) // 4, len(xr) // (4 * HALVES)
+    sums = list(acc)
+    for m in cutlass.range_constexpr(m_tiles):
+        low = xr[m * HALVES * 4 : m * HALVES * 4 + 4]
+        high = xr[m * 8 + 4 : m * 8 + 8] if cutlass.const_expr(HALVES == 2) else [Uint32(0)] * 4
+        for k in cutlass.range_constexpr(2):
             a = [low[2 * k], high[2 * k], low[2 * k + 1], high[2 * k + 1]]
-            for j in range(n_tiles):
+            for j in cutlass.range_constexpr(n_tiles):
                 c = (m * n_tiles + j) * 4
-                args = [*a, wr[4 * j + 2 * k], wr[4 * j + 2 * k + 1], *acc[c : c + 4]]
-                acc[c : c + 4] = arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args)
-    return acc
+                args = [*a, wr[4 * j + 2 * k], wr[4 * j + 2 * k + 1], *sums[c : c + 4]]
+                sums[c : c + 4] = arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args)
+    return sums
 
 
 @cute.kernel
@@ -83,7 +77,7 @@ def k3_attention_projection_cute_mma_stream(
     warp = arch.make_warp_uniform(arch.warp_idx())
     outputs, hidden = cute.size(w, mode=[0]), cute.size(w, mode=[1])
     threads = 32 * WARPS_N * WARPS_K
-    tokens = tokens_padded(ROWS)
+    tokens = power_of_two(ROWS)
     per_tile = 8 // CHUNKS
     n_tiles = -(-TILE // (per_tile * WARPS_N))
     a_rows = CHUNKS * tokens
@@ -114,20 +108,20 @@ def k3_attention_projection_cute_mma_stream(
 
     policy = Int64(EVICT_FIRST)
     acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
-    w_in = [load(LOAD_W, w_at, s * stride, policy) for s in range(depth)]
+    w_in = [load(LOAD_W, w_at, s * stride, [policy]) for s in range(depth)]
     arch.griddepcontrol_wait()
-    x_in = [load(LOAD_X, x_at, s * stride) for s in range(depth)]
+    x_in = [load(LOAD_X, x_at, s * stride, []) for s in range(depth)]
     for r in cutlass.range(steps // depth - 1, unroll=1):
         for d in cutlass.range_constexpr(depth):
             acc = multiply(acc, w_in[d], x_in[d], halves)
-            w_in[d] = load(LOAD_W, w_at, ((r + 1) * depth + d) * stride, policy)
-            x_in[d] = load(LOAD_X, x_at, ((r + 1) * depth + d) * stride)
+            w_in[d] = load(LOAD_W, w_at, ((r + 1) * depth + d) * stride, [policy])
+            x_in[d] = load(LOAD_X, x_at, ((r + 1) * depth + d) * stride, [])
     rest = steps % depth
     for d in cutlass.range_constexpr(depth):
         acc = multiply(acc, w_in[d], x_in[d], halves)
         if cutlass.const_expr(d < rest):
-            w_in[d] = load(LOAD_W, w_at, (steps - rest + d) * stride, policy)
-            x_in[d] = load(LOAD_X, x_at, (steps - rest + d) * stride)
+            w_in[d] = load(LOAD_W, w_at, (steps - rest + d) * stride, [policy])
+            x_in[d] = load(LOAD_X, x_at, (steps - rest + d) * stride, [])
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
     for d in cutlass.range_constexpr(rest):
