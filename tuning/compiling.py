@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import hashlib
@@ -49,15 +50,37 @@ def _module_version(package: str) -> str:
         return "unknown"
 
 
-def glue_digest(engine: Engine) -> str:
-    """Digest of the module that turns a config into launches: tile arithmetic lives there, not in the kernel file."""
+def _siblings(path: Path) -> list[Path]:
+    """Files of the same folder that a module imports; not the family's, which knows every engine."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+            found += [path.with_name(f"{name}.py") for name in names]
+    return [one for one in found if one.is_file() and one.name != "family.py"]
+
+
+def glue_files(engine: Engine) -> list[Path]:
+    """The modules between a config and a launch: the engine's own, its base classes', and what they and the kernel
+    files import from their folder. Tile arithmetic lives there, not in the kernel file."""
     import sys
 
     owners = dict.fromkeys(
         kind.__module__ for kind in type(engine).__mro__ if issubclass(kind, Engine) and kind is not Engine
     )
-    paths = [path for owner in owners if (path := getattr(sys.modules[owner], "__file__", None))]
-    return hashlib.sha256(b"\0".join(Path(path).read_bytes() for path in paths)).hexdigest()[:16] if paths else "none"
+    own = [Path(path) for owner in owners if (path := getattr(sys.modules[owner], "__file__", None))]
+    found, open_ = dict.fromkeys(own), [*own, *engine.sources]
+    while open_:
+        new = [path for path in _siblings(open_.pop()) if path not in found and path not in engine.sources]
+        found |= dict.fromkeys(new)
+        open_ += new
+    return sorted(found)
+
+
+def glue_digest(engine: Engine) -> str:
+    """Digest of :func:`glue_files`: 16 hex digits."""
+    files = glue_files(engine)
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16] if files else "none"
 
 
 @lru_cache

@@ -114,6 +114,12 @@ def test_the_glue_of_a_base_class_is_part_of_the_digest():
     assert compiling.glue_digest(Derived()) not in ("none", compiling.glue_digest(ENGINE))
 
 
+def test_the_glue_holds_what_the_modules_of_an_engine_import_from_their_folder():
+    names = {path.name for path in compiling.glue_files(FAMILY.engine("cute_mma"))}
+    assert {"cute_mma_engine.py", "common.py"} <= names
+    assert not names & {"cute_mma.py", "triton_engine.py", "cute_skinny_engine.py", "engines.py", "family.py"}
+
+
 def test_an_entry_of_a_class_that_is_gone_is_compiled_again():
     compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
     (entry,) = compiled_cache().glob("*.pickle")
