@@ -62,7 +62,8 @@ def _siblings(path: Path) -> list[Path]:
 
 def glue_files(engine: Engine) -> list[Path]:
     """The modules between a config and a launch: the engine's own, its base classes', and what they and the kernel
-    files import from their folder. Tile arithmetic lives there, not in the kernel file."""
+    files import from their folder. Tile arithmetic lives there, not in the kernel file.
+    """
     import sys
 
     owners = dict.fromkeys(
