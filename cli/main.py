@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "compile": "bench",
     "predict": "bench",
     "tune": "tune",
+    "tune-table": "table",
     "study": "study",
     "export": "export",
     "bundle": "export",

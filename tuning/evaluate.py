@@ -10,7 +10,7 @@ from typing import Any
 from ..kernels.contract import Compiled
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard, gpu_card
-from .jobs import Stage, Task
+from .jobs import Stage, Task, require_digests
 from .outcome import Outcome, SetupError, Status, describe, failure
 
 CHECK_AGAIN = 1_000_003
@@ -131,6 +131,27 @@ def retime(task: Task, stage: Stage) -> Outcome:
 
     compiled, begun = _compile(task, stage)
     return _time(task, compiled, stage, FULL) if begun.status is Status.OK else begun
+
+
+def contest(task: Task, stage: Stage) -> Outcome:
+    """Time the contestants, which were all measured before, in turn in this process, beside what a user would run."""
+    from .compiling import compile_config
+    from .contest import time_contest
+    from .policy import CONTEST
+
+    stage("compile")
+    compiled: list[Compiled | str] = []
+    for one in task.job.contestants:
+        engine = task.family.engine(one["engine"])
+        require_digests(engine, one.get("digests"))
+        try:
+            compiled.append(compile_config(engine, task.problem, one["config"], task.job.arch))
+        except SetupError:
+            raise
+        except Exception as error:  # it compiled before; the others can still be compared
+            compiled.append(describe(error))
+    result = time_contest(task.family, task.problem, compiled, CONTEST, task.job.seed, lambda: stage("time"))
+    return Outcome(Status.OK, value=1.0, payload=result)  # a contest has no objective
 
 
 def _time(task: Task, compiled: Compiled, stage: Stage, policy: Any) -> Outcome:

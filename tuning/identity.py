@@ -21,6 +21,8 @@ SCHEMA = 1
 Objective = Literal["measured", "predicted"]
 
 
+STUDIES = Path("studies")
+"""Where studies are kept, under the working folder."""
 KERNEL_FIELDS = ("source_digest", "glue_digest", "space")
 """Fields that change when an author edits a kernel or its space."""
 
@@ -142,9 +144,10 @@ def check_schema(stored: Mapping[str, Any], path: Path) -> None:
 
 
 def default_path(
-    family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective, fixed: Config | None = None
-) -> Path:
+    family: Family, engine: Engine, problem: Problem, gpu: GpuCard, objective: Objective, fixed: Config | None = None,
+    folder: Path = STUDIES,
+) -> Path:  # fmt: skip
     """``studies/<family>-<engine>-<problem>-<gpu>-<objective>[-<name>_is_<value>...].sqlite3`` under the working folder."""
     held = "".join(f"-{name}_is_{value}" for name, value in sorted((fixed or {}).items()))
     name = f"{family.name}-{engine.name}-{problem.label}-{gpu.name.lower()}-{objective}{held}"
-    return Path("studies") / f"{name}.sqlite3"
+    return folder / f"{name}.sqlite3"

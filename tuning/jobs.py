@@ -49,7 +49,7 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """Field name to value."""
         fields = asdict(self) | {"problem": dict(self.problem), "config": dict(self.config)}
-        return fields | {"contestants": [dict(one) for one in self.contestants]}
+        return fields | {"contestants": tuple(dict(one) for one in self.contestants)}
 
 
 @dataclass(frozen=True)

@@ -38,3 +38,6 @@ class TimingPolicy:
 QUICK = TimingPolicy(samples=11, warm_ms=30.0)
 """For searching: finalists are timed again with the full policy."""
 FULL = TimingPolicy()
+
+CONTEST = TimingPolicy(samples=15, warm_ms=20.0)
+"""For a round of a contest: the GPU has just run another contestant."""

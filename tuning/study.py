@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,17 @@ from ..kernels.errors import InputError
 from ..kernels.space import Config, Space, config_digest
 from .identity import StudyIdentity, check_schema
 from .outcome import Outcome, Status
-from .storage import StudyLock, check_database, check_place, connect, created_whole, open_storage, reading, writing
+from .storage import (
+    BUSY_S,
+    StudyLock,
+    check_database,
+    check_place,
+    connect,
+    created_whole,
+    open_storage,
+    reading,
+    writing,
+)
 
 if TYPE_CHECKING:
     import optuna
@@ -28,6 +40,8 @@ OUTCOME = "k3lab:outcome"
 NOTES: Mapping[str, tuple[str, ...]] = {
     "environment": ("gpu",),
     "finals": (),
+    "contest": ("id", "entries", "trials", "alternatives", "floor_us", "environment", "policy"),
+    "done": ("trials", "best"),
     "choice": (
         "config", "digest", "trial", "value_us", "evidence", "reason", "default_us", "default_status", "margin_over_default", "finalists",
     ),
@@ -70,6 +84,48 @@ class TrialRecord:
 def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The ok trial with the lowest objective, or None."""
     return min((trial for trial in trials if trial.ok), key=lambda trial: (trial.value, trial.digest), default=None)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a study says of itself, without its trials."""
+
+    identity: dict[str, Any]
+    notes: dict[str, Any]
+    """Name to note; see :meth:`TuningStudy.note`."""
+    trials: int
+
+
+def glance(path: Path) -> Glance:
+    """Look at a study without Optuna: a table asks hundreds of them.
+
+    The file is not opened read-only: a killed writer may have left a journal, which the next one must roll back.
+
+    Raises:
+        InputError: the file is no study.
+    """
+    with reading(path), contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as file:  # fmt: skip
+        try:
+            stored = dict(file.execute("SELECT key, value_json FROM study_user_attributes").fetchall())
+            count = int(file.execute("SELECT COUNT(*) FROM trials").fetchone()[0])
+        except sqlite3.Error as error:
+            raise ValueError(str(error)) from error
+        notes = {key.removeprefix("k3lab:"): json.loads(value) for key, value in stored.items()}
+        identity = notes.pop("identity")
+        check_schema(identity, path)
+        for name, note in notes.items():
+            check_note(path, name, note)
+        return Glance(dict(identity), notes, count)
+
+
+def check_note(path: Path, name: str, note: Any) -> None:
+    """Make sure that a note holds what readers take from it.
+
+    Raises:
+        InputError: it does not.
+    """
+    if note is not None and name in NOTES and not (isinstance(note, Mapping) and set(NOTES[name]) <= set(note)):
+        raise InputError(f"study {path} is damaged (its note {name!r}): restore a copy, or name another file")
 
 
 @contextlib.contextmanager
@@ -193,9 +249,7 @@ class TuningStudy:
             InputError: it lacks what such a note holds.
         """
         found = self._study.user_attrs.get(f"k3lab:{name}")
-        needed = NOTES.get(name, ())
-        if found is not None and name in NOTES and not (isinstance(found, Mapping) and set(needed) <= set(found)):
-            raise InputError(f"study {self.path} is damaged (its note {name!r}): restore a copy, or name another file")
+        check_note(self.path, name, found)
         return found
 
     def set_note(self, name: str, value: Any) -> None:

@@ -109,9 +109,25 @@ def time_calls(
         policy: how many, how often.
         restore: puts back what the calls update in place; runs before each replay, outside the timed region.
     """
-    import torch
+    return capture_calls(calls, policy).replayed(policy, restore)
 
-    restore = restore or _nothing
+
+@dataclass(frozen=True)
+class Captured:
+    """Calls in one graph."""
+
+    graph: torch.cuda.CUDAGraph
+    calls: int
+    copies: int
+
+    def replayed(self, policy: TimingPolicy, restore: Callable[[], None] | None = None) -> Series:
+        """Warm up, and time the replays; arguments as for :func:`time_calls`."""
+        return _replayed(self.graph, self.calls, self.copies, policy, restore or _nothing)
+
+
+def capture_calls(calls: Sequence[Callable[[], None]], policy: TimingPolicy) -> Captured:
+    """The first part of :func:`time_calls`: each call once, then all in turn in one graph."""
+    import torch
 
     total = -(-policy.calls // len(calls)) * len(calls)
     stream = torch.cuda.Stream()
@@ -124,6 +140,14 @@ def time_calls(
     with torch.cuda.graph(graph, stream=stream):
         for index in range(total):
             calls[index % len(calls)]()
+    return Captured(graph, total, len(calls))
+
+
+def _replayed(
+    graph: torch.cuda.CUDAGraph, total: int, copies: int, policy: TimingPolicy, restore: Callable[[], None]
+) -> Series:
+    import torch
+
     deadline = time.perf_counter() + policy.warm_ms / 1000
     while time.perf_counter() < deadline:
         for _ in range(4):
@@ -142,7 +166,7 @@ def time_calls(
     torch.cuda.synchronize()
     after = clocks.read_clocks()
     samples = [round(start.elapsed_time(end) * 1e6 / total) for start, end in events]
-    return Series(samples, total, len(calls), before, after)
+    return Series(samples, total, copies, before, after)
 
 
 def _nothing() -> None:

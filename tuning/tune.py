@@ -150,6 +150,13 @@ def require_gpu(gpu: GpuCard) -> Device:
     return here
 
 
+def identity_of(request: TuneRequest) -> StudyIdentity:
+    """What the request's study is a study of, with the kernel as it is now."""
+    return StudyIdentity.of(
+        request.family, request.engine, request.problem, request.gpu, request.objective, request.fixed
+    )
+
+
 def tune(
     request: TuneRequest, progress: Progress | None = None, *, workers: Workers | None = None, stop: Stop | None = None,
     finals: bool = True,
@@ -175,9 +182,7 @@ def tune(
     digests(request.engine)
     measured = request.objective == "measured"
     here = require_gpu(request.gpu) if measured else None
-    identity = StudyIdentity.of(
-        request.family, request.engine, request.problem, request.gpu, request.objective, request.fixed
-    )
+    identity = identity_of(request)
     proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
     with contextlib.ExitStack() as open_things:
         study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
@@ -222,6 +227,7 @@ def _moved(study: TuningStudy, now: dict[str, Any]) -> bool:
     )
     if moved:  # the environment last: a process that dies in between leaves the move to be seen again
         study.set_note("finals", None)
+        study.set_note("contest", None)
         study.set_note("earlier_environments", [*(study.note("earlier_environments") or []), before])
     study.set_note("environment", now)
     return moved

@@ -1,0 +1,175 @@
+"""Rows of a table, and its compact form as a result file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..kernels.contract import Family, Problem
+from ..kernels.errors import InputError
+from ..kernels.gpu_cards import GpuCard
+from ..kernels.space import Config
+from .between import Decision, figures
+
+if TYPE_CHECKING:
+    from .table import TableResult
+
+FORMAT = "k3lab-table"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """The winner of one problem."""
+
+    problem: Problem
+    engine: str
+    config: Config
+    us: float
+    band: float
+    """Relative difference within which another config is as good: measured spread, or the model's error."""
+    floor_us: float
+    """Bytes over the read ceiling of the contest's process, or over the GPU card's bandwidth where nothing was measured."""
+    alternatives: Mapping[str, float]
+    """What a user would run instead, in microseconds, timed in the same contest."""
+    reason: str
+    """Why this engine."""
+    config_reason: str
+    """Why this config of it."""
+    engines: Mapping[str, float]
+    """Microseconds of each engine's winner, the fastest first."""
+    environment: Mapping[str, Any] | None
+    policy: Mapping[str, Any] | None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            "problem": self.problem.to_json(),
+            "engine": self.engine,
+            "config": dict(self.config),
+            "us": round(self.us, 3),
+            "band": round(self.band, 4),
+            "floor_us": round(self.floor_us, 3),
+            "alternatives": dict(self.alternatives),
+            "engines": {name: round(value, 3) for name, value in self.engines.items()},
+            "reason": self.reason,
+            "config_reason": self.config_reason,
+            **({"notes": list(self.notes)} if self.notes else {}),
+        }
+
+
+def row_of(
+    family: Family, problem: Problem, gpu: GpuCard, choice: Mapping[str, Any], decision: Decision, contest: Mapping[str, Any] | None
+) -> Row:  # fmt: skip
+    """The row of a problem whose engine is decided: ``choice`` is its study's note, ``contest`` None where it was predicted."""
+    found = figures(contest, decision.engine, choice["digest"]) if contest else None
+    us, band = found or (choice["value_us"], choice["tie_band"])
+    floor = contest["floor_us"] if contest else family.traffic(problem).bytes / gpu.read_bandwidth * 1e6
+    return Row(
+        problem, decision.engine, choice["config"], us, band, floor, dict(contest["alternatives"]) if contest else {},
+        decision.reason, choice["reason"], decision.times_us, contest["environment"] if contest else None,
+        contest["policy"] if contest else None, tuple(contest.get("notes", ())) if contest else (),
+    )  # fmt: skip
+
+
+def as_result(table: TableResult) -> dict[str, Any]:
+    """The table as facts to keep: what all rows share is said once.
+
+    Raises:
+        InputError: there is no row, or the rows were measured in environments that differ in more than the commit.
+    """
+    from .compiling import compiler_versions, glue_digest
+    from .environment import environment
+
+    request = table.request
+    if not table.rows:
+        raise InputError("the table has no row to keep: " + "; ".join(table.missing[:1]))
+    places = [row.environment for row in table.rows if row.environment is not None]
+    commits = sorted({str(place["commit"]) for place in places})
+    shared = [{key: value for key, value in place.items() if key != "commit"} for place in places]
+    if any(place != shared[0] for place in shared):
+        raise InputError("the rows were measured in different environments: begin the table anew in one (--fresh, or another --studies)")  # fmt: skip
+    fields = {name for row in table.rows for name in row.problem.to_json()}
+    same = {
+        name: table.rows[0].problem.to_json()[name]
+        for name in sorted(fields)
+        if len({json.dumps(row.problem.to_json()[name]) for row in table.rows}) == 1
+    }
+    used = [engine for engine in request.engines if any(engine.name in row.engines for row in table.rows)]
+    rows = []
+    for row in table.rows:
+        data = row.to_json()
+        data["problem"] = {name: value for name, value in data["problem"].items() if name not in same}
+        rows.append(data)
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "family": request.family.name,
+        "gpu": request.gpu.name,
+        "evidence": request.objective,
+        "made_by": "k3lab tune-table",
+        "environment": {**shared[0], "commit": ", ".join(commits)} if shared else environment(None),
+        "policy": table.rows[0].policy,
+        "trials": {"anchors": request.trials, "others": request.later_trials or request.trials, "seed": request.seed},
+        "sources": {engine.name: {"source": engine.source_digest(), "glue": glue_digest(engine)} for engine in used},
+        "compilers": {name: version for engine in used for name, version in compiler_versions(engine).items()},
+        "problem": same,
+        "rows": rows,
+        "missing": list(table.missing),
+        "skipped": table.skipped,
+    }
+
+
+def result_text(data: Mapping[str, Any]) -> str:
+    """JSON with one line a row: a diff shows which problem changed."""
+    rows = ",\n".join("  " + json.dumps(row, separators=(",", ":")) for row in data["rows"])
+    head = {key: value for key, value in data.items() if key != "rows"}
+    text = json.dumps(head, indent=1)
+    return text.removesuffix("\n}") + ',\n "rows": [\n' + rows + "\n ]\n}\n"
+
+
+def check_results(path: Path) -> None:
+    """Make sure, before hours of work, that a result file can be written and replaces nothing but one of its kind.
+
+    Raises:
+        InputError: it cannot, or it would.
+    """
+    from .record import check_writable
+
+    if path.suffix != ".json":
+        raise InputError(f"a result file is a .json file, {path} is not named so")
+    check_writable(path)
+    if path.exists() and path.stat().st_size:
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise InputError(f"{path} is there and is no table of `k3lab tune-table`: name another --results file")
+
+
+def write_result(path: Path, table: TableResult) -> None:
+    """Write the result file, whole or not at all.
+
+    Raises:
+        InputError: see :func:`as_result`; or the file cannot be written.
+    """
+    text = result_text(as_result(table))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); the studies hold it all") from error
