@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .cute_tma_engine import HERE, CuteTmaEngine
+from .cute_tma_engine import HERE, SHARED_SOURCES, CuteTmaEngine
 
 
 class CuteTcgen05Engine(CuteTmaEngine):
@@ -13,8 +13,8 @@ class CuteTcgen05Engine(CuteTmaEngine):
 
     name = "cute_tcgen05"
     archs = ("sm_100a", "sm_103a")
-    sources = (HERE / "cute_tcgen05.py", HERE / "cute_tma_parts.py")
-    mma_rows, n_step, extra_warps = 128, 16, 2
+    sources = (HERE / "cute_tcgen05.py", *SHARED_SOURCES)
+    mma_rows, n_step, mma_warps = 128, 16, 1
 
     def host(self) -> Callable[..., Any]:
         """See :meth:`CuteTmaEngine.host`."""

@@ -1,16 +1,26 @@
-"""Parts of the TMA kernels that are the same with wgmma and with tcgen05: the producer warp, and the reduction."""
+"""Parts of the TMA kernels that are the same with wgmma and with tcgen05: barriers, producer warps, how a cluster meets."""
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, cute
-from cutlass._mlir.dialects import llvm
+from cutlass import Int16, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
-from cutlass.cutlass_dsl import T
 
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000
 """L2 policies: weights are read once, x by every cluster."""
+
+
+@cute.jit
+def tma_loads(w: cute.Tensor, x: cute.Tensor, TILES: cutlass.Constexpr):
+    """Host side: (copy of w, its coordinates, copy of x, its coordinates). x goes to all places of a cluster in one copy."""
+    one, many = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileG2SMulticastOp()
+    made = []
+    for matrix, height, copy in ((w, TILES.tile_rows, one), (x, TILES.n, many if TILES.multicast > 1 else one)):
+        rows = cute.make_layout((height, 64), stride=(64, 1))
+        layout = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, rows)
+        made += cpasync.make_tiled_tma_atom(copy, matrix, layout, (height, 64))
+    return made
 
 
 @cute.jit
@@ -26,98 +36,147 @@ def boxes_of(
 
 
 @cute.jit
-def first_weights(
-    load: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, full: cute.Pointer, first: Int32,
-    TILES: cutlass.Constexpr,
-):  # fmt: skip
-    """Producer warp: the weights of the first stages. They depend on no kernel before this one."""
-    for stage in cutlass.range_constexpr(TILES.stages):
-        with arch.elect_one():
-            arch.mbarrier_arrive_and_expect_tx(full + stage, TILES.expected_bytes)
-        for box in cutlass.range_constexpr(TILES.boxes):
-            cute.copy(
-                load, source[None, (first + stage) * TILES.boxes + box], target[None, box, stage],
-                tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_FIRST),
-            )  # fmt: skip
+def init_full(full: cute.Pointer, TILES: cutlass.Constexpr):
+    """First producer warp: the barriers that its own copies need. One arrival, its own, and the bytes of a stage."""
+    with arch.elect_one():
+        for stage in cutlass.range_constexpr(TILES.stages):
+            arch.mbarrier_init(full + stage, 1)
+    arch.mbarrier_init_fence()
+    arch.fence_proxy("async.shared", space="cta")
 
 
 @cute.jit
-def the_rest(
-    w_load: cute.CopyAtom, w_source: cute.Tensor, w_target: cute.Tensor,
-    x_load: cute.CopyAtom, x_source: cute.Tensor, x_target: cute.Tensor,
-    full: cute.Pointer, empty: cute.Pointer, first: Int32, last: Int32, TILES: cutlass.Constexpr,
+def init_others(
+    full: cute.Pointer, rank: Int32, RELEASES: cutlass.Constexpr, FINISHED: cutlass.Constexpr,
+    TILES: cutlass.Constexpr,
 ):  # fmt: skip
-    """Producer warp, behind the dependency wait: x of the first stages, then both for each stage that gets free."""
+    """Another warp, beside the first copies: ``RELEASES`` arrivals of a block free a stage."""
+    with arch.elect_one():
+        for stage in cutlass.range_constexpr(TILES.stages):
+            arch.mbarrier_init(full + TILES.stages + stage, RELEASES)
+            if cutlass.const_expr(TILES.multicast > 1):
+                arch.mbarrier_init(full + TILES.x_empty + stage, RELEASES * TILES.multicast)
+        if cutlass.const_expr(FINISHED):
+            arch.mbarrier_init(full + TILES.finished, 1)
+        if cutlass.const_expr(TILES.reduce == "push" and TILES.split > 1):
+            arch.mbarrier_init(full + TILES.arrived, 1)
+            arch.mbarrier_arrive_and_expect_tx(full + TILES.arrived, TILES.pushed_bytes(rank))
+    arch.mbarrier_init_fence()
+    arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def greet(TILES: cutlass.Constexpr):
+    """All threads, once the barriers of the block are initialised: ``mbarrier_init_fence`` made them visible to the cluster."""
+    if cutlass.const_expr(TILES.greets):
+        arch.cluster_arrive_relaxed()
+
+
+@cute.jit
+def meet(TILES: cutlass.Constexpr):
+    """All threads, before any of them touches a peer: the peers' barriers are there."""
+    if cutlass.const_expr(TILES.greets):
+        arch.cluster_wait()
+
+
+@cute.jit
+def leave(TILES: cutlass.Constexpr):
+    """All threads, when they have written the last to their peers."""
+    if cutlass.const_expr(TILES.greets and not TILES.pulls):
+        arch.cluster_arrive_relaxed()
+
+
+@cute.jit
+def left(TILES: cutlass.Constexpr):
+    """All threads, at the end: no block ends while its copies, sums or arrivals are on their way to a peer."""
+    if cutlass.const_expr(TILES.greets and not TILES.pulls):
+        arch.cluster_wait()
+
+
+@cute.jit
+def next_tile(k: Int32, first: Int32, last: Int32, TILES: cutlass.Constexpr):
+    """The K tile after ``k``."""
+    k += 1
+    if cutlass.const_expr(TILES.k_start == "spread"):  # noqa: SIM102, compiled in or not, then asked at run time
+        if k == last:
+            k = first
+    return k
+
+
+@cute.jit
+def copy_w(
+    load: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, full: cute.Pointer, k: Int32, stage: Int32,
+    TILES: cutlass.Constexpr,
+):  # fmt: skip
+    """The weights of one stage, and the count of all bytes that will arrive in it."""
+    with arch.elect_one():
+        arch.mbarrier_arrive_and_expect_tx(full + stage, TILES.expected_bytes)
+    for box in cutlass.range_constexpr(TILES.boxes):
+        cute.copy(
+            load, source[None, k * TILES.boxes + box], target[None, box, stage],
+            tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_FIRST),
+        )  # fmt: skip
+
+
+@cute.jit
+def copy_x(
+    load: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, full: cute.Pointer, k: Int32, stage: Int32,
+    mask: Int16, TILES: cutlass.Constexpr,
+):  # fmt: skip
+    """One stage of x, to this block or to all blocks of ``mask``, in each of which it counts for the same barrier."""
+    for box in cutlass.range_constexpr(TILES.boxes):
+        place, column = target[None, box, stage], source[None, k * TILES.boxes + box]
+        if cutlass.const_expr(TILES.multicast > 1):
+            cute.copy(load, column, place, tma_bar_ptr=full + stage, mcast_mask=mask, cache_policy=Int64(EVICT_LAST))
+        else:
+            cute.copy(load, column, place, tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_LAST))
+
+
+@cute.jit
+def first_weights(
+    load: cute.CopyAtom, source: cute.Tensor, target: cute.Tensor, full: cute.Pointer, span: tuple[Int32, Int32, Int32],
+    TILES: cutlass.Constexpr,
+):  # fmt: skip
+    """First producer warp: the weights of the first stages. They depend on no kernel before this one, and on no peer."""
+    first, last, k = span
     for stage in cutlass.range_constexpr(TILES.stages):
-        for box in cutlass.range_constexpr(TILES.boxes):
-            cute.copy(
-                x_load, x_source[None, (first + stage) * TILES.boxes + box], x_target[None, box, stage],
-                tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_LAST),
-            )  # fmt: skip
+        copy_w(load, source, target, full, k, stage, TILES)
+        k = next_tile(k, first, last, TILES)
+
+
+@cute.jit
+def feed(
+    w: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor], x: tuple[cute.CopyAtom, cute.Tensor, cute.Tensor],
+    full: cute.Pointer, span: tuple[Int32, Int32, Int32], rank: Int32, place: Int32,
+    W: cutlass.Constexpr, X: cutlass.Constexpr, TILES: cutlass.Constexpr,
+):  # fmt: skip
+    """A producer warp behind the dependency wait: x of the first stages, then each stage that gets free.
+
+    ``W``, ``X``: whether it loads weights, and x. ``w``, ``x``: load, source, target. ``span``: first K tile of the
+    block, end, start. x of a stage is sent by one block of the cluster, when all of them have used the last one.
+    """
+    w_load, w_source, w_target = w
+    x_load, x_source, x_target = x
+    first, last, k = span
+    empty, x_empty = full + TILES.stages, full + TILES.x_empty
+    mask = (Int32(TILES.places_mask) << rank).to(Int16)
+    for stage in cutlass.range_constexpr(TILES.stages):
+        if cutlass.const_expr(X):  # noqa: SIM102
+            if place == TILES.sender(stage):
+                copy_x(x_load, x_source, x_target, full, k, stage, mask, TILES)
+        k = next_tile(k, first, last, TILES)
     stage, phase = Int32(0), Int32(0)
-    for step in cutlass.range(first + TILES.stages, last, unroll=1):
-        arch.mbarrier_wait(empty + stage, phase)
-        with arch.elect_one():
-            arch.mbarrier_arrive_and_expect_tx(full + stage, TILES.expected_bytes)
-        for box in cutlass.range_constexpr(TILES.boxes):
-            column = step * TILES.boxes + box
-            cute.copy(
-                w_load, w_source[None, column], w_target[None, box, stage],
-                tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_FIRST),
-            )  # fmt: skip
-            cute.copy(
-                x_load, x_source[None, column], x_target[None, box, stage],
-                tma_bar_ptr=full + stage, cache_policy=Int64(EVICT_LAST),
-            )  # fmt: skip
+    for _ in cutlass.range(first + TILES.stages, last, unroll=1):
+        if cutlass.const_expr(W):
+            arch.mbarrier_wait(empty + stage, phase)
+            copy_w(w_load, w_source, w_target, full, k, stage, TILES)
+        if cutlass.const_expr(X):  # noqa: SIM102
+            if place == TILES.sender(stage):
+                if cutlass.const_expr(TILES.multicast > 1 or not W):
+                    arch.mbarrier_wait(x_empty + stage, phase)
+                copy_x(x_load, x_source, x_target, full, k, stage, mask, TILES)
+        k = next_tile(k, first, last, TILES)
         stage += 1
         if stage == TILES.stages:
             stage = Int32(0)
             phase ^= 1
-
-
-@cute.jit
-def peer_sums(partial: cute.Pointer, offset: Int32, rank: Int32):
-    """Four neighbouring partial sums of a block of the cluster: [4] FP32."""
-    # an instruction with side effects: it stays between the cluster barriers
-    words = llvm.inline_asm(
-        llvm.StructType.get_literal([T.f32()] * 4),
-        [(partial.toint() + offset * 4).ir_value(), rank.ir_value()],
-        "{ .reg .u32 a; mapa.shared::cluster.u32 a, $4, $5; ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [a]; }",
-        "=f,=f,=f,=f,r,r",
-        has_side_effects=True,
-    )
-    return [Float32(llvm.extractvalue(T.f32(), words, [i])) for i in range(4)]
-
-
-@cute.jit
-def reduce_and_store(
-    partial: cute.Pointer, out: cute.Tensor, rows: Int32, thread: Int32, rank: Int32, tile: Int32,
-    TILES: cutlass.Constexpr,
-):  # fmt: skip
-    """This block's share of the tile: sums over the cluster's blocks in ascending order, one rounding, the store.
-
-    ``partial`` holds [n, pitch] FP32 sums in each block of the cluster.
-    """
-    OUTPUTS, ROWS_A_TILE = TILES.outputs, TILES.tile_rows
-    for turn in cutlass.range_constexpr(TILES.turns):
-        group = TILES.group(turn, rank, thread)
-        row, within = TILES.place(group)
-        output = tile * ROWS_A_TILE + within
-        if row < rows and output < OUTPUTS:
-            total = cute.make_rmem_tensor(4, Float32)
-            offset = row * TILES.pitch + within
-            for peer in cutlass.range_constexpr(TILES.split):
-                words = peer_sums(partial, offset, Int32(peer))
-                for i in cutlass.range_constexpr(4):
-                    if cutlass.const_expr(peer == 0):
-                        total[i] = words[i]
-                    else:
-                        total[i] += words[i]
-            if cutlass.const_expr(ROWS_A_TILE % 4 == 0 and OUTPUTS % 4 == 0):
-                rounded = cute.make_rmem_tensor(4, BFloat16)
-                rounded.store(total.load().to(BFloat16))
-                cute.autovec_copy(rounded, cute.zipped_divide(out, (1, 4))[(0, None), (row, output // 4)])
-            else:
-                for i in cutlass.range_constexpr(4):
-                    if within + i < ROWS_A_TILE and output + i < OUTPUTS:
-                        out[row, output + i] = total[i].to(BFloat16)

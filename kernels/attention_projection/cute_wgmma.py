@@ -9,7 +9,8 @@ from cutlass.cute import arch, nvgpu
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from .cute_tma_parts import boxes_of, first_weights, reduce_and_store, the_rest
+from .cute_tma_parts import boxes_of, feed, first_weights, greet, init_full, init_others, leave, left, meet, tma_loads
+from .cute_tma_sums import add_and_store, pull, push
 
 
 @cute.kernel
@@ -19,9 +20,9 @@ def k3_attention_projection_cute_wgmma(
 ):  # fmt: skip
     """out[rows, outputs] = x[rows, hidden] @ w[outputs, hidden]^T; weights are the MMA's M, token rows its N.
 
-    Block (rank, tile) sums K tiles ``first(rank)`` to ``first(rank + 1)`` in ascending order, 16 columns an MMA;
-    the blocks of a cluster are added in ascending rank. ``rows`` is at most the row count compiled for; the tensor
-    map of x ends there, so that rows beyond it are zeros.
+    Block (rank, tile) sums K tiles ``first(rank)`` to ``first(rank + 1)`` in ascending order from ``start`` on, 16
+    columns an MMA; the ranks of a tile are added in ascending order. ``rows`` is at most the row count compiled for; the
+    tensor map of x ends there, so that rows beyond it are zeros. Warps: the consumers, the producer of w, that of x.
     """
     t, _, _ = arch.thread_idx()
     rank, tile, _ = arch.block_idx()
@@ -32,7 +33,10 @@ def k3_attention_projection_cute_wgmma(
     smem = SmemAllocator()
     ring = smem.allocate_array(BFloat16, TILES.ring_bytes // 2, byte_alignment=1024)
     full = smem.allocate_array(Int64, TILES.barriers + 1)
-    empty = full + STAGES
+    incoming = cute.recast_ptr(ring, dtype=Float32)
+    if cutlass.const_expr(TILES.incoming_bytes > 0):
+        incoming = smem.allocate_array(Float32, TILES.incoming_bytes // 4, byte_alignment=16)
+    empty, x_empty, arrived = full + STAGES, full + TILES.x_empty, full + TILES.arrived
     swizzled = cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
     swizzled_x = cute.recast_ptr(ring + TILES.x_offset, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
     w_box, x_box = TILES.w_rows * 64, N * 64
@@ -44,24 +48,31 @@ def k3_attention_projection_cute_wgmma(
     )
     w_source, w_target = boxes_of(w_load, w, w_ring, TILES.tile_rows, tile)
     x_source, x_target = boxes_of(x_load, x, x_ring, N, Int32(0))
-    first, last = TILES.first(rank), TILES.first(rank + 1)
+    first, last, place = TILES.first(rank), TILES.first(rank + 1), TILES.place(tile)
+    span = (first, last, TILES.start(first, last, tile))
     if warp == CONSUMERS:
         cpasync.prefetch_descriptor(w_load)
-        cpasync.prefetch_descriptor(x_load)
-        with arch.elect_one():
-            for stage in cutlass.range_constexpr(STAGES):
-                arch.mbarrier_init(full + stage, 1)
-                arch.mbarrier_init(empty + stage, CONSUMERS)
-        arch.mbarrier_init_fence()
-        arch.fence_proxy("async.shared", space="cta")
-        first_weights(w_load, w_source, w_target, full, first, TILES)
+        init_full(full, TILES)
+        greet(TILES)
+        first_weights(w_load, w_source, w_target, full, span, TILES)
+    else:
+        if warp == 0:
+            cpasync.prefetch_descriptor(x_load)
+            init_others(full, rank, CONSUMERS, False, TILES)
+        greet(TILES)
     arch.sync_threads()
+    if cutlass.const_expr(TILES.multicast > 1):
+        meet(TILES)
     # every warp waits: all of them store, and no block may end before its predecessors have
     arch.griddepcontrol_wait()
+    w_copies, x_copies = (w_load, w_source, w_target), (x_load, x_source, x_target)
     if warp == CONSUMERS:
-        the_rest(w_load, w_source, w_target, x_load, x_source, x_target, full, empty, first, last, TILES)
+        feed(w_copies, x_copies, full, span, rank, place, True, TILES.producers == 1, TILES)
         if cutlass.const_expr(RELEASE == "loads"):
             arch.griddepcontrol_launch_dependents()
+    if cutlass.const_expr(TILES.producers == 2):  # noqa: SIM102, compiled in or not, then asked at run time
+        if warp == CONSUMERS + 1:
+            feed(w_copies, x_copies, full, span, rank, place, False, True, TILES)
     partial = cute.recast_ptr(ring, dtype=Float32)
     if warp < CONSUMERS:
         major = nvgpu.OperandMajorMode.K
@@ -84,7 +95,7 @@ def k3_attention_projection_cute_wgmma(
         acc = cute.make_rmem_tensor(sums.shape, Float32)
         acc.fill(0.0)
         stage, phase = Int32(0), Int32(0)
-        for _ in cutlass.range(first, last, unroll=1):
+        for step in cutlass.range(first, last, unroll=1):
             arch.mbarrier_wait(full + stage, phase)
             warpgroup.fence()
             for k in cutlass.range_constexpr(TILES.k_tile // 16):
@@ -93,23 +104,35 @@ def k3_attention_projection_cute_wgmma(
             warpgroup.wait_group(0)
             with arch.elect_one():
                 arch.mbarrier_arrive(empty + stage)
+                if cutlass.const_expr(TILES.multicast > 1):  # noqa: SIM102
+                    # only what the sender waits for: it may have ended otherwise
+                    if step + STAGES < last:
+                        arch.mbarrier_arrive(x_empty + stage, TILES.peer(rank, TILES.sender(stage)))
             stage += 1
             if stage == STAGES:
                 stage = Int32(0)
                 phase ^= 1
-        # the sums take the ring's place once no warp reads it any more
-        arch.barrier(barrier_id=1, number_of_threads=32 * CONSUMERS)
-        cute.autovec_copy(acc, sums)
-    if cutlass.const_expr(TILES.split > 1):
-        arch.cluster_arrive()
-        arch.cluster_wait()
-    else:
-        arch.sync_threads()
-    reduce_and_store(partial, out, rows, t, rank, tile, TILES)
-    if cutlass.const_expr(TILES.split > 1):
-        # no block ends while another still reads its sums
-        arch.cluster_arrive_relaxed()
-        arch.cluster_wait()
+        if cutlass.const_expr(TILES.reduce == "pull"):
+            # the sums take the ring's place once no warp reads it any more
+            arch.barrier(barrier_id=1, number_of_threads=32 * CONSUMERS)
+            cute.autovec_copy(acc, sums)
+        else:
+            places = share.partition_C(cute.make_identity_tensor((TILES.mma_tile, N)))
+            if cutlass.const_expr(TILES.multicast == 1):
+                meet(TILES)
+            if warp < TILES.live_warps:
+                push(acc, incoming, arrived, t, rank, tile, TILES)
+            leave(TILES)
+            if warp < TILES.live_warps:
+                add_and_store(acc, places, incoming, arrived, out, rows, t, rank, tile, TILES)
+    if cutlass.const_expr(TILES.reduce == "pull"):
+        leave(TILES)
+        pull(partial, out, rows, t, rank, tile, TILES)
+    elif warp >= CONSUMERS:
+        if cutlass.const_expr(TILES.multicast == 1):
+            meet(TILES)
+        leave(TILES)
+    left(TILES)
 
 
 k3_attention_projection_cute_wgmma.set_name_prefix(
@@ -122,15 +145,9 @@ def launch(
     x: cute.Tensor, w: cute.Tensor, out: cute.Tensor, rows: Int32,
     TILES: cutlass.Constexpr, RELEASE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
-    """Host side: a cluster of ``split`` blocks for each ``tile_rows`` rows of w."""
-    swizzle, copy = cute.make_swizzle(3, 4, 3), cpasync.CopyBulkTensorTileG2SOp()
-    heights = (TILES.tile_rows, TILES.n)
-    w_layout, x_layout = [
-        cute.make_composed_layout(swizzle, 0, cute.make_layout((height, 64), stride=(64, 1))) for height in heights
-    ]
-    w_load, w_map = cpasync.make_tiled_tma_atom(copy, w, w_layout, (TILES.tile_rows, 64))
-    x_load, x_map = cpasync.make_tiled_tma_atom(copy, x, x_layout, (TILES.n, 64))
+    """Host side: clusters of ``split`` x ``multicast`` blocks, ``split`` for each ``tile_rows`` rows of w."""
+    w_load, w_map, x_load, x_map = tma_loads(w, x, TILES)
     k3_attention_projection_cute_wgmma(w_load, w_map, x_load, x_map, out, rows, TILES, RELEASE).launch(
-        grid=[TILES.split, TILES.tiles, 1], block=[TILES.threads, 1, 1], cluster=[TILES.split, 1, 1],
+        grid=[TILES.split, TILES.grid_tiles, 1], block=[TILES.threads, 1, 1], cluster=[TILES.split, TILES.multicast, 1],
         smem=TILES.shared_bytes, stream=stream, use_pdl=True,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .cute_tma_engine import HERE, CuteTmaEngine
+from .cute_tma_engine import HERE, SHARED_SOURCES, CuteTmaEngine
 
 
 class CuteWgmmaEngine(CuteTmaEngine):
@@ -13,8 +13,8 @@ class CuteWgmmaEngine(CuteTmaEngine):
 
     name = "cute_wgmma"
     archs = ("sm_90a",)
-    sources = (HERE / "cute_wgmma.py", HERE / "cute_tma_parts.py")
-    mma_rows, n_step, extra_warps = 64, 8, 1
+    sources = (HERE / "cute_wgmma.py", *SHARED_SOURCES)
+    mma_rows, n_step, mma_warps = 64, 8, 0
 
     def host(self) -> Callable[..., Any]:
         """See :meth:`CuteTmaEngine.host`."""

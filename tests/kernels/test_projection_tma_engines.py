@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from k3lab.kernels import K3, SMALL_K3, InputError, family
-from k3lab.kernels.attention_projection.cute_tma_engine import BOX, GROUP, TmaTiles, busy, clusters_at_once
+from k3lab.kernels.attention_projection.cute_tma_tiles import BOX, GROUP, TmaTiles, busy, clusters_at_once, layers, up
 from k3lab.kernels.bundle.schema import ArgModel
 from k3lab.kernels.contract import Arg
 from k3lab.kernels.gpu_cards import gpu_card
@@ -24,7 +24,10 @@ CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu
 WGMMA, TCGEN05 = FAMILY.engine("cute_wgmma"), FAMILY.engine("cute_tcgen05")
 BUILDS = [(WGMMA, "sm_90a"), (TCGEN05, "sm_100a"), (TCGEN05, "sm_103a")]
 SHAPES = [(16, "kda"), (16, "mla"), (8, "kda"), (8, "mla"), (4, "kda"), (4, "mla")]
-CONFIG = {"tile_rows": 201, "split": 8, "k_tile": 64, "stages": 4, "release": "loads", "k_order": "free"}
+CONFIG = {
+    "tile_rows": 49, "split": 2, "multicast": 1, "k_tile": 128, "stages": 4, "reduce": "pull", "producers": 1,
+    "k_start": "first", "release": "loads", "k_order": "free",
+}  # fmt: skip
 
 
 def problem(rows: int, tp: int = 16, kind: str = "kda"):
@@ -40,19 +43,31 @@ def odd_tiles(engine, seed: int) -> TmaTiles:
     split, k_tile, stages = pick.choice((1, 2, 3, 5)), pick.choice((64, 128)), pick.choice((2, 3))
     k_tiles = split * stages + pick.randrange(4)
     outputs, tile_rows = 16 * pick.randrange(2, 9), pick.randrange(17, 150)
+    rows = pick.randrange(1, 21)
     return TmaTiles(
-        outputs, k_tiles * k_tile, pick.randrange(1, 21), tile_rows, split, k_tile, stages,
-        engine.mma_rows, engine.n_step, engine.extra_warps,
+        outputs, k_tiles * k_tile, rows, tile_rows, split, k_tile, stages, pick.choice((1, 2, 4)),
+        pick.choice(("pull", "push")), pick.choice((1, 2)), pick.choice(("first", "spread")),
+        engine.mma_rows, engine.n_step, engine.mma_warps,
     )  # fmt: skip
 
 
+def k_order(tiles: TmaTiles, tile: int, rank: int) -> list[int]:
+    """K tiles of a block in the order of its stages, as ``next_tile`` goes on from ``start``."""
+    first, last = tiles.first(rank), tiles.first(rank + 1)
+    k, order = tiles.start(first, last, tile), []
+    for _ in range(first, last):
+        order.append(k)
+        k = first if k + 1 == last and tiles.k_start == "spread" else k + 1
+    return order
+
+
 def run_block(tiles: TmaTiles, x: torch.Tensor, w: torch.Tensor, tile: int, rank: int) -> torch.Tensor:
-    """One block as the kernels run it, on a flat ring: [n, pitch] sums; what no copy wrote is NaN."""
+    """One block as the kernels run it, on a flat ring: [n, mma_tile] sums; what no copy wrote is NaN."""
     ring = torch.full((tiles.ring_bytes // 2,), float("nan"))
     acc = torch.zeros(tiles.n, tiles.mma_tile)
     w_box, x_box = tiles.w_rows * BOX, tiles.n * BOX
-    steps = list(range(tiles.first(rank), tiles.first(rank + 1)))
-    assert len(steps) >= tiles.stages
+    steps = k_order(tiles, tile, rank)
+    assert len(steps) >= tiles.stages and sorted(steps) == list(range(tiles.first(rank), tiles.first(rank + 1)))
     for turn, step in enumerate(steps):
         stage = turn % tiles.stages
         arrived = 0
@@ -73,14 +88,65 @@ def run_block(tiles: TmaTiles, x: torch.Tensor, w: torch.Tensor, tile: int, rank
             assert a.numel() == tiles.mma_tile * BOX, "the MMA reads beyond the shared memory of the block"
             place = tiles.x_offset + (stage * tiles.boxes + box) * x_box
             acc += ring[place : place + x_box].view(tiles.n, BOX) @ a.view(tiles.mma_tile, BOX).T
+    return acc
+
+
+def register_places(tiles: TmaTiles) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weight row, token row) of each sum in the consumers' registers, [32 x consumers, registers]."""
+    thread = torch.arange(32 * tiles.consumers)[:, None]
+    i = torch.arange(GROUP * tiles.register_groups)[None, :]
+    if tiles.mma_rows == 64:  # wgmma: rows 8 apart and neighbouring columns
+        return thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + thread % 4 * 2 + i % 2
+    return thread + 0 * i, i + 0 * thread  # a lane of tensor memory
+
+
+Stored = list[tuple[int, int, float]]
+
+
+def pulled(tiles: TmaTiles, blocks: list[torch.Tensor], rank: int) -> Stored:
+    """(token row, weight row, sum) that a rank stores: sums in shared memory, read from all ranks."""
     assert tiles.n * tiles.pitch * 4 <= tiles.ring_bytes
-    sums = torch.full((tiles.n, tiles.pitch), float("nan"))
-    sums[:, : tiles.mma_tile] = acc
-    return sums
+    sums = [torch.nn.functional.pad(acc, (0, tiles.pitch - tiles.mma_tile), value=float("nan")) for acc in blocks]
+    found: Stored = []
+    for turn in range(tiles.turns):
+        for thread in range(tiles.threads):
+            row, within = tiles.at(tiles.group(turn, rank, thread))
+            for i in range(GROUP):
+                if row < tiles.n and within + i < tiles.tile_rows:
+                    found.append((row, within + i, float(sum(block[row, within + i] for block in sums))))
+    return found
+
+
+def pushed(tiles: TmaTiles, blocks: list[torch.Tensor], rank: int) -> Stored:
+    """The same by writes into the owner's shared memory: flat, what nobody wrote is NaN."""
+    within, row = register_places(tiles)
+    live, every = 32 * tiles.live_warps, range(tiles.register_groups)
+    assert tiles.incoming_bytes % 16 == 0 and live <= 32 * tiles.consumers
+    incoming, sent = torch.full((tiles.incoming_bytes // 4,), float("nan")), 0
+    registers = [acc[row, within].view(32 * tiles.consumers, -1, GROUP) for acc in blocks]
+    for source in range(tiles.split):
+        for group in (g for g in every if source != rank == tiles.owner(g)):
+            for thread in range(live):
+                slot = tiles.slot(group, source, thread)
+                assert slot % GROUP == 0 and bool(incoming[slot : slot + GROUP].isnan().all()), "two sums in one place"
+                incoming[slot : slot + GROUP] = registers[source][thread, group]
+                sent += 4 * GROUP
+    assert sent == tiles.pushed_bytes(rank) <= tiles.incoming_bytes
+    found: Stored = []
+    for group in (g for g in every if tiles.owner(g) == rank):
+        for thread in range(live):
+            total = torch.zeros(GROUP)
+            for source in range(tiles.split):
+                slot = tiles.slot(group, source, thread)
+                total += registers[source][thread, group] if source == rank else incoming[slot : slot + GROUP]
+            for i, j in enumerate(range(GROUP * group, GROUP * group + GROUP)):
+                if within[thread, j] < tiles.tile_rows:
+                    found.append((int(row[thread, j]), int(within[thread, j]), float(total[i])))
+    return found
 
 
 @pytest.mark.parametrize("engine", [WGMMA, TCGEN05], ids=lambda engine: engine.name)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_the_index_arithmetic_computes_the_product(engine, seed):
     """Every output once, from every K tile once, whatever tile, split and row count; leftovers never reach an output."""
     tiles = odd_tiles(engine, seed)
@@ -90,31 +156,34 @@ def test_the_index_arithmetic_computes_the_product(engine, seed):
     w = torch.randint(-4, 5, (tiles.outputs, tiles.hidden), generator=generator).float()
     out = torch.full((tiles.rows, tiles.outputs), float("nan"))
     stored = torch.zeros(tiles.rows, tiles.outputs, dtype=torch.int)
-    for tile in range(tiles.tiles):
+    assert tiles.grid_tiles % tiles.multicast == 0 and tiles.tiles <= tiles.grid_tiles < tiles.tiles + tiles.multicast
+    for tile in range(tiles.grid_tiles):
+        for rank in range(tiles.split):  # what the tiles of a cluster share comes at the same time
+            assert k_order(tiles, tile, rank) == k_order(tiles, tile - tiles.place(tile), rank)
         blocks = [run_block(tiles, x, w, tile, rank) for rank in range(tiles.split)]
         for rank in range(tiles.split):
-            for turn in range(tiles.turns):
-                for thread in range(tiles.threads):
-                    row, within = tiles.place(tiles.group(turn, rank, thread))
-                    output = tile * tiles.tile_rows + within
-                    if row >= live or output >= tiles.outputs:
-                        continue
-                    for i in range(GROUP):
-                        if within + i < tiles.tile_rows and output + i < tiles.outputs:
-                            out[row, output + i] = sum(sums[row, within + i] for sums in blocks)
-                            stored[row, output + i] += 1
+            for row, within, total in (pushed if tiles.reduce == "push" else pulled)(tiles, blocks, rank):
+                output = tile * tiles.tile_rows + within
+                if row < live and output < tiles.outputs:
+                    out[row, output] = total
+                    stored[row, output] += 1
     assert torch.equal(out[:live], x @ w.T)  # small integers: exact in any order
     assert bool((stored[:live] == 1).all()) and not bool(stored[live:].any())
 
 
 def test_the_arithmetic_meets_odd_cases():
     """What the test above draws includes what can go wrong: else it could not fail."""
-    drawn = [odd_tiles(WGMMA, seed) for seed in range(12)]
+    drawn = [odd_tiles(WGMMA, seed) for seed in range(16)]
     assert any(tiles.k_tiles % tiles.split for tiles in drawn)
     assert any(tiles.outputs % tiles.tile_rows for tiles in drawn)
     assert any(tiles.tile_rows % 8 and tiles.mma_tile > tiles.w_rows for tiles in drawn)
     assert any(tiles.tile_rows % GROUP for tiles in drawn)
     assert any(tiles.boxes == 2 for tiles in drawn) and any(tiles.rows % 8 for tiles in drawn)
+    assert any(tiles.grid_tiles > tiles.tiles for tiles in drawn)
+    pushing = [tiles for tiles in drawn if tiles.reduce == "push" and tiles.split > 1]
+    assert any(tiles.register_groups % tiles.split for tiles in pushing)
+    assert any(tiles.live_warps < tiles.consumers for tiles in pushing)
+    assert any(tiles.k_start == "spread" and tiles.grid_tiles > tiles.multicast for tiles in drawn)
 
 
 @pytest.mark.parametrize("engine", [WGMMA, TCGEN05], ids=lambda engine: engine.name)
@@ -126,6 +195,11 @@ def test_layout_rules_of_the_hardware(engine):
         assert tiles.pitch % 16 == 4, "16-byte reads, stores of a warp in 32 banks"
         assert tiles.ring_bytes % 1024 == 0
         assert tiles.consumers % 4 == 0
+        assert tiles.pushed_bytes(0) < 2**20 and tiles.expected_bytes < 2**20, "bytes that a barrier counts"
+        barriers = {stage + first for first in (0, tiles.stages, tiles.x_empty) for stage in range(tiles.stages)}
+        own = 2 if tiles.multicast == 1 else 3
+        assert len(barriers | {tiles.finished, tiles.arrived}) == own * tiles.stages + 2
+        assert max(barriers | {tiles.finished, tiles.arrived}) < tiles.barriers
         columns = tiles.tmem_columns
         assert columns & (columns - 1) == 0 and 32 <= columns <= 512
         assert columns >= tiles.mma_tile // tiles.mma_rows * tiles.n
@@ -153,14 +227,19 @@ def test_spaces_fit_the_gpu(arch, tp, kind, rows):
     one = problem(rows, tp, kind)
     space = engine.space(one, card)
     assert len(space.legal) >= 200
-    best = max(busy(one.outputs, c["tile_rows"], c["split"], card) for c in space.legal)
+    best = max(busy(one.outputs, c["tile_rows"], c["split"], c["multicast"], card) for c in space.legal)
     assert best > 0.9
     for config in random.Random(rows).sample(space.legal, 60):
         tiles = engine.tiles(one, config)
         assert tiles.shared_bytes <= card.shared_per_block
         assert tiles.tiles * tiles.tile_rows >= one.outputs > (tiles.tiles - 1) * tiles.tile_rows
         assert min(tiles.first(r + 1) - tiles.first(r) for r in range(tiles.split)) >= tiles.stages
-        assert busy(one.outputs, tiles.tile_rows, tiles.split, card) >= 0.79 * best
+        filling = (one.outputs, tiles.tile_rows, tiles.split, tiles.multicast, card)
+        assert busy(*filling) >= 0.79 * best
+        assert layers(*filling) * (tiles.shared_bytes + 1024) <= card.shared_per_sm, "one layer waits for another"
+    for name, values in (("multicast", {1, 2, 4}), ("reduce", {"pull", "push"}), ("producers", {1, 2}), ("k_start", {"first", "spread"})):  # fmt: skip
+        assert {c[name] for c in space.legal} == values
+    assert {layers(one.outputs, c["tile_rows"], c["split"], c["multicast"], card) for c in space.legal} == {1, 2}
 
 
 def test_the_small_model_has_a_default_too():
@@ -171,24 +250,33 @@ def test_the_small_model_has_a_default_too():
 
 
 def test_defaults_fill_an_h200():
-    space = WGMMA.space(problem(64), CARDS["sm_90a"])
-    assert space.default == {**CONFIG, "stages": 6}  # 16 clusters of 8, 205 of 227 KB
+    assert WGMMA.space(problem(64), CARDS["sm_90a"]).default == CONFIG  # 66 clusters of 2
+    few = WGMMA.space(problem(16), CARDS["sm_90a"]).default
+    assert few == {**CONFIG, "k_tile": 64, "stages": 9}
     eight = WGMMA.space(problem(64, tp=8), CARDS["sm_90a"]).default
-    assert (eight["tile_rows"], eight["split"]) == (197, 4)  # 32 clusters of 4
+    assert (eight["tile_rows"], eight["split"]) == (48, 1)  # 131 blocks
 
 
 def test_clusters_lie_in_one_gpc():
-    card = CARDS["sm_90a"]  # 6 GPCs of 16 SMs and 2 of 18
-    assert [clusters_at_once(card, split) for split in (1, 2, 3, 4, 5, 8)] == [132, 66, 42, 32, 24, 16]
+    card = CARDS["sm_90a"]
+    for split in (2, 3, 4, 5, 8):
+        assert clusters_at_once(card, split) == sum(sms // split for sms in card.gpc_sms) <= card.sms // split
+    assert clusters_at_once(card, 1) == card.sms
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"stages": 12}, "exceeds the 232448 bytes"),
-        ({"k_tile": 128, "stages": 8}, "fewer tiles than 8 stages"),
+        ({"stages": 8}, "exceeds the 232448 bytes"),
+        ({"k_tile": 64, "stages": 12, "split": 4, "tile_rows": 108, "multicast": 4}, "4 x 4 blocks exceed the 8"),
+        ({"stages": 12, "split": 3, "tile_rows": 77}, "exceeds the 232448 bytes"),
         ({"tile_rows": 64, "split": 1}, "leave more SMs of H200 idle"),
+        ({"tile_rows": 25, "stages": 6}, "do not fit beside each other"),
         ({"k_order": "invariant"}, "invariant: K is cut where 4 blocks"),
+        (
+            {"tile_rows": 108, "split": 4, "k_start": "spread", "stages": 2, "k_order": "invariant"},
+            "begins with its first",
+        ),
         ({"tile_rows": 200}, "legal values are"),
         ({"stages": 1}, "legal values are"),
     ],
@@ -224,14 +312,31 @@ def built(engine, arch: str, rows: int, **change):
 
 
 def positions(text: str, mnemonic: str) -> list[int]:
-    return [found.start() for found in re.finditer(rf"\b{re.escape(mnemonic)}\b", text)]
+    return [found.start() for found in re.finditer(rf"\b{re.escape(mnemonic)}(?![\w.])", text)]
 
 
-VARIANTS = [{}, {"k_tile": 128, "stages": 2}, {"split": 1, "tile_rows": 64, "stages": 2, "release": "entry"}, {"split": 5, "tile_rows": 134, "stages": 3, "release": "end"}]  # fmt: skip
+VARIANTS = {
+    "default": {},
+    "k64": {"k_tile": 64, "stages": 9, "producers": 2},
+    "split1": {"split": 1, "tile_rows": 25, "stages": 2, "release": "entry", "reduce": "push"},
+    "split3": {"split": 3, "tile_rows": 134, "stages": 3, "release": "end", "k_start": "spread"},
+    "push": {"reduce": "push"},
+    "multicast": {"multicast": 2, "producers": 2},
+    "all": {
+        "multicast": 2,
+        "split": 4,
+        "tile_rows": 108,
+        "stages": 3,
+        "reduce": "push",
+        "producers": 2,
+        "k_start": "spread",
+    },
+    "one_rank": {"multicast": 4, "split": 1, "tile_rows": 27, "stages": 2},
+}
 
 
 @pytest.mark.parametrize(("engine", "arch"), BUILDS, ids=[arch for _, arch in BUILDS])
-@pytest.mark.parametrize("change", VARIANTS, ids=["default", "k128", "split1", "split5"])
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.parametrize("rows", [9, 64])
 def test_machine_code(engine, arch, rows, change):
     launch, tiles, text = built(engine, arch, rows, **change)
@@ -241,7 +346,8 @@ def test_machine_code(engine, arch, rows, change):
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert found.registers * found.threads <= 65536 and found.registers <= 128
     assert found.dynamic_shared_bytes == tiles.shared_bytes <= CARDS[arch].shared_per_block
-    assert (launch.cluster, launch.pdl) == ((tiles.split, 1, 1), True)
+    assert (launch.cluster, launch.pdl) == ((tiles.split, tiles.multicast, 1), True)
+    assert launch.grid == (tiles.split, tiles.grid_tiles, 1)
     steps = tiles.k_tile // 16
     if engine is WGMMA:
         assert names[f"HGMMA.64x{tiles.n}x16.F32.BF16"] == steps
@@ -250,7 +356,7 @@ def test_machine_code(engine, arch, rows, change):
             tiles.mma_tile // 128
         )
         assert found.instructions["LDTM"] == tiles.n // 16
-        assert found.instructions["UTCBAR"] == 2
+        assert found.instructions["UTCBAR"] == 2 + (tiles.multicast > 1)
         given = {"FIND_AND_SET": 0, "AND": 0}
         for name in names:
             for kind in given:
@@ -258,8 +364,14 @@ def test_machine_code(engine, arch, rows, change):
         assert all(given.values()), "tensor memory is taken and given back"
     # the weights of the first stages before the dependency wait; x, the rest and all stores after it
     loads, (wait,) = positions(text, "UTMALDG.2D"), positions(text, "ACQBULK")
+    sent = positions(text, "UTMALDG.2D.MULTICAST")
     assert sum(place < wait for place in loads) == tiles.stages * tiles.boxes
-    assert sum(place > wait for place in loads) == (tiles.stages + 2) * tiles.boxes
+    behind = {"w": tiles.boxes, "x": (tiles.stages + 1) * tiles.boxes}
+    if tiles.multicast > 1:
+        assert len(sent) == behind["x"] and min(sent) > wait
+        assert sum(place > wait for place in loads) == behind["w"]
+    else:
+        assert not sent and sum(place > wait for place in loads) == sum(behind.values())
     stores = [place for name in names if name.startswith("STG") for place in positions(text, name)]
     assert stores and min(stores) > wait
     assert not any(name.startswith("LDG") for name in names)
@@ -269,29 +381,62 @@ def test_machine_code(engine, arch, rows, change):
     if release == "entry":
         assert released[0] < loads[0]
     elif release == "loads":
-        assert released[0] > loads[-1]
+        only_w = tiles.multicast > 1 or tiles.producers == 1
+        assert released[0] > (loads[-1] if only_w else loads[tiles.stages * tiles.boxes])
 
 
 @pytest.mark.parametrize(("engine", "arch"), BUILDS, ids=[arch for _, arch in BUILDS])
-def test_peers_are_read_between_the_cluster_barriers(engine, arch):
-    _, tiles, text = built(engine, arch, 64)
-    waits = positions(text, "UCGABAR_WAIT")
-    assert len(waits) == 2
-    reads = positions(text, "LD.E.128")
-    assert len(reads) == tiles.split * tiles.turns
-    assert waits[0] < min(reads) and max(reads) < waits[1]
-
-
-@pytest.mark.parametrize(("engine", "arch"), BUILDS, ids=[arch for _, arch in BUILDS])
-@pytest.mark.parametrize("change", VARIANTS[:2], ids=["default", "k128"])
-def test_shared_memory_ends_where_it_says(engine, arch, change):
-    """Barriers lie behind the ring, and the block asks for what lies behind the last one."""
+@pytest.mark.parametrize("change", VARIANTS.values(), ids=VARIANTS)
+def test_peers_are_touched_when_they_are_ready_and_there(engine, arch, change):
+    """Barriers of the cluster: before the first access to a peer, and after the last one."""
     _, tiles, text = built(engine, arch, 64, **change)
-    barriers = sorted({int(at, 16) for at in re.findall(r"SYNCS\.EXCH\.64 URZ, \[UR\d+\+(0x[0-9a-f]+)\]", text)})
-    assert barriers[0] == tiles.ring_bytes
-    used = 2 * tiles.stages + (engine is TCGEN05)
-    assert barriers == [tiles.ring_bytes + 8 * i for i in range(used)]
-    assert tiles.ring_bytes + 8 * (tiles.barriers + 1) <= tiles.shared_bytes
+    names = full_mnemonics(text)
+    greeting, waits = positions(text, "UCGABAR_ARV"), positions(text, "UCGABAR_WAIT")
+    first_w, wait = positions(text, "UTMALDG.2D")[0], positions(text, "ACQBULK")[0]
+    reads, writes = positions(text, "LD.E.128"), positions(text, "STAS.128")
+    arrivals = [
+        at
+        for name in names
+        if re.match(r"SYNCS\.ARRIVE\.TRANS64\.RED|UTCBAR\.MULTICAST", name)
+        for at in positions(text, name)
+    ]
+    assert bool(arrivals) == (tiles.multicast > 1)
+    assert len(writes) == (tiles.register_groups if tiles.reduce == "push" and tiles.split > 1 else 0)
+    assert len(reads) == (tiles.split * tiles.turns if tiles.reduce == "pull" else 0)
+    # a barrier that publishes ordinary stores to the cluster is a fence of the whole GPU: only where sums lie in memory
+    assert names["MEMBAR.ALL.GPU"] == (1 if tiles.pulls else 0)
+    if not tiles.greets and not tiles.pulls:
+        assert not greeting and not waits
+        return
+    if tiles.pulls:
+        assert len(waits) == 2 + tiles.greets and waits[-2] < min(reads) and max(reads) < waits[-1]
+    if tiles.greets:
+        assert greeting[0] < first_w < waits[0], "the first weights wait for no peer"
+    if tiles.multicast > 1:
+        assert waits[0] < wait, "x and arrivals go to peers after all have met"
+        assert min(arrivals) > waits[0]
+    if writes:
+        assert waits[0] < writes[0] and max(writes) < waits[-1]
+    assert (
+        waits[-1] > max(at for name in names if name.startswith("STG") for at in positions(text, name)) or tiles.pulls
+    )
+
+
+@pytest.mark.parametrize(("engine", "arch"), BUILDS, ids=[arch for _, arch in BUILDS])
+@pytest.mark.parametrize(
+    "change", [VARIANTS[name] for name in ("default", "k64", "push", "all")], ids=["default", "k64", "push", "all"]
+)
+def test_shared_memory_ends_where_it_says(engine, arch, change):
+    """Barriers lie behind the ring, pushed sums behind them, and the block asks for no less."""
+    _, tiles, text = built(engine, arch, 64, **change)
+    found = sorted({int(at, 16) for at in re.findall(r"SYNCS\.EXCH\.64 URZ, \[UR\d+\+(0x[0-9a-f]+)\]", text)})
+    used = {i for first in (0, tiles.stages, tiles.x_empty) for i in range(first, first + tiles.stages)}
+    used |= {tiles.finished} if engine is TCGEN05 else set()
+    used |= {tiles.arrived} if tiles.reduce == "push" and tiles.split > 1 else set()
+    assert found == [tiles.ring_bytes + 8 * i for i in sorted(used)]
+    assert max(used) < tiles.barriers
+    behind = up(tiles.ring_bytes + 8 * (tiles.barriers + 1), 16)
+    assert behind + tiles.incoming_bytes == tiles.shared_bytes
 
 
 # --- tensor maps as arguments -------------------------------------------------------------------------------------

@@ -49,13 +49,18 @@ def test_equals_the_twin(device, engine, rows, tp, kind):
         assert result.ok, f"{config}: {result.reason}"
 
 
-@pytest.mark.parametrize("split", [1, 2, 3, 4, 5, 6, 8])
-@pytest.mark.parametrize("k_tile", [64, 128])
-def test_every_split_equals_the_twin(device, engine, split, k_tile):
+@pytest.mark.parametrize("split", [1, 2, 3, 4])
+@pytest.mark.parametrize("multicast", [1, 2, 4])
+@pytest.mark.parametrize("reduce", ["pull", "push"])
+@pytest.mark.parametrize("producers", [1, 2])
+def test_every_cluster_equals_the_twin(device, engine, split, multicast, reduce, producers):
     from k3lab.tuning.check import check
 
-    problem = FAMILY.problem(K3, tp=16, rows=24)
-    for seed, config in enumerate(picked(engine, problem, device.need_card(), 2, split, split=split, k_tile=k_tile)):
+    problem, card = FAMILY.problem(K3, tp=16, rows=24), device.need_card()
+    pins = {"split": split, "multicast": multicast, "reduce": reduce, "producers": producers}
+    configs = picked(engine, problem, card, 3, split, **pins)
+    assert bool(configs) == (split * multicast <= 8)
+    for seed, config in enumerate(configs):
         result = check(FAMILY, engine, problem, config, seed)
         assert result.ok, f"{config}: {result.reason}"
 
@@ -71,6 +76,47 @@ def run(engine, problem, config, arch, inputs, rows):
     runner.bind({**inputs, "out": out}, rows=rows)()
     torch.cuda.synchronize()
     return out
+
+
+def twins_but_for(space, change):
+    """Pairs of legal configs of which the second has the changed values."""
+    legal = {tuple(sorted(c.items())) for c in space.legal}
+    pairs = [
+        (dict(c), {**c, **change})
+        for c in space.legal
+        if c["k_start"] == "first" and any(c[name] != change[name] for name in change)
+    ]
+    return [pair for pair in pairs if tuple(sorted(pair[1].items())) in legal]
+
+
+@pytest.mark.parametrize("change", [{"reduce": "push"}, {"producers": 2}, {"multicast": 2}], ids=str)
+@pytest.mark.parametrize("rows", [9, 64])
+def test_how_data_travels_leaves_the_bits_alone(device, engine, change, rows):
+    import torch
+
+    problem = FAMILY.problem(K3, tp=16, rows=rows)
+    inputs = FAMILY.inputs(problem, 4, "cuda")
+    pairs = twins_but_for(engine.space(problem, device.need_card()), change)
+    for pair in random.Random(rows).sample(pairs, 6):
+        first, second = (run(engine, problem, config, device.arch, inputs, rows) for config in pair)
+        assert torch.equal(first, second), pair
+
+
+def test_launches_behind_each_other_meet_no_leftovers(device, engine):
+    """Barriers, pushed sums and multicast copies of one launch end with it: a hundred in a row, the same bits."""
+    import torch
+    from k3lab.kernels.launch import Runner
+    from k3lab.tuning.compiling import compile_config
+
+    problem = FAMILY.problem(K3, tp=16, rows=64)
+    inputs = FAMILY.inputs(problem, 6, "cuda")
+    config = picked(engine, problem, device.need_card(), 1, 8, multicast=2, split=2, reduce="push", producers=2)[0]
+    runner = Runner(compile_config(engine, problem, config, device.arch))
+    outs = [torch.full((64, problem.outputs), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(100)]
+    for out in outs:
+        runner.bind({**inputs, "out": out})()
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, outs[0]) for out in outs) and bool(outs[0].isfinite().all())
 
 
 def test_a_row_keeps_its_bits_whatever_the_row_count(device, engine):
