@@ -27,34 +27,27 @@ def render_entries(console: Console, data: dict[str, Any]) -> None:
         console.print(f"{entries} {are} only predicted; running {them} needs --accept predicted:")
         for label in data["predicted_entries"]:
             console.print(f"  {label}", markup=False)
-    table = Table(
-        "family",
-        "problem",
-        "rows",
-        "GPU",
-        "evidence",
-        "us",
-        "default us",
-        "engine",
-        "config",
-        "cubins",
-        title=str(path),
-    )
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for entry in data["entries"]:
-        default = entry["choice"]["default_us"]
-        table.add_row(
-            entry["family"],
-            " ".join(f"{name}={value}" for name, value in entry["key"].items()),
-            f"<={entry['rows']}",
-            entry["gpu"],
-            entry["evidence"],
-            f"{entry['choice']['value_us']:.2f}",
-            "-" if default is None else f"{default:.2f}",
-            entry["engine"],
-            " ".join(f"{name}={value}" for name, value in entry["config"].items()),
-            " ".join(f"{build['arch']} ({build['evidence']})" for build in entry["builds"]),
+        key = " ".join(f"{name}={value}" for name, value in entry["key"].items())
+        groups.setdefault((entry["family"], key, entry["gpu"]), []).append(entry)
+    console.print(str(path), markup=False)
+    for (family, key, gpu), group in groups.items():
+        table = Table(
+            "rows", "engine", "config", "us", "evidence", "default us", "cubins", title=f"{family} {key} on {gpu}"
         )
-    console.print(table)
+        for entry in sorted(group, key=lambda one: int(one["rows"])):
+            default = entry["choice"]["default_us"]
+            table.add_row(
+                f"<={entry['rows']}",
+                entry["engine"],
+                " ".join(f"{name}={value}" for name, value in entry["config"].items()),
+                f"{entry['choice']['value_us']:.2f}",
+                entry["evidence"],
+                "-" if default is None else f"{default:.2f}",
+                " ".join(f"{build['arch']} ({build['evidence']})" for build in entry["builds"]),
+            )
+        console.print(table)
     for line in data.get("passed_over", ()):
         console.print(f"passed over: {line}", markup=False)
 
@@ -73,7 +66,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("export")
     def export_command(
-        studies: Annotated[list[Path], typer.Argument(help="Study files, measured or predicted.")],
+        studies: Annotated[list[Path], typer.Argument(help="Study files, measured or predicted, or folders of them.")],
         out: Annotated[Path, typer.Option("--out", help="Bundle directory to write.")],
         arch: Annotated[
             list[str] | None, typer.Option("--arch", help="Also build for this architecture, e.g. sm_90a.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from ..kernels.contract import Engine, Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.evidence import Evidence
 from ..kernels.gpu_cards import GPU_CARDS, GpuCard, gpu_card
+from .between import decide, decide_predicted, same_contest
 from .choose import Choice, choose, without_finals
 from .identity import StudyIdentity
 from .jobs import DEFAULT_EVALUATOR, Job, location_of
 from .outcome import Outcome, Status
-from .study import TrialRecord, TuningStudy
+from .study import TrialRecord, TuningStudy, glance
 from .supervisor import Limits, Supervisor
 
 
@@ -48,6 +50,10 @@ class Candidate:
     trial: TrialRecord
     statuses: dict[str, int]
     environment: Mapping[str, Any] | None
+    contest: Mapping[str, Any] | None = None
+    """The comparison with other engines that the study was in; None where there was none since its last trial."""
+    against: str = ""
+    """Why it wins over other engines."""
 
     @property
     def evidence(self) -> Evidence:
@@ -120,27 +126,93 @@ def read_candidate(path: Path, family: Family | None = None) -> Candidate:
             trials[choice.trial],
             dict(sorted(statuses.items())),
             study.note("environment"),
+            contest
+            if (contest := study.note("contest")) and contest["trials"].get(engine.name) == len(trials)
+            else None,
         )
 
 
 def select(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[str]]:
-    """One candidate for each problem and GPU: measured before predicted, then the faster; and who lost to whom."""
+    """One candidate for each problem and GPU: measured before predicted, then by contest; and who lost to whom.
+
+    Raises:
+        InputError: two measured candidates of one problem were never compared in one process.
+    """
     groups: dict[tuple[str, str, str, int], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.place, []).append(candidate)
     winners, lost = [], []
     for _, group in sorted(groups.items()):
-        group.sort(
-            key=lambda one: (one.evidence is not Evidence.MEASURED, one.choice.value_us, one.engine.name, str(one.path))
-        )
-        first, *others = group
+        measured = [one for one in group if one.evidence is Evidence.MEASURED]
+        first = _first(measured or group)
         winners.append(first)
         lost += [
             f"{other.path}: {other.engine.name} {other.choice.value_us:.2f} us ({other.evidence}) loses to "
             f"{first.engine.name} {first.choice.value_us:.2f} us ({first.evidence}) of {first.path}"
-            for other in others
+            for other in sorted(group, key=lambda one: (one.choice.value_us, one.engine.name, str(one.path)))
+            if other.path != first.path
         ]
     return winners, lost
+
+
+def _first(group: Sequence[Candidate]) -> Candidate:
+    """The winner among candidates of one problem, GPU and evidence, with the reason."""
+    ranked = sorted(group, key=lambda one: (one.choice.value_us, one.engine.name, str(one.path)))
+    if len(group) == 1:
+        return ranked[0]
+    order = [engine.name for engine in ranked[0].family.engines]
+    best = {one.engine.name: one for one in reversed(ranked)}
+    if ranked[0].evidence is not Evidence.MEASURED:
+        decision = decide_predicted({name: one.choice.value_us for name, one in best.items()}, order)
+    else:
+        contest = same_contest([one.contest for one in group])
+        if contest is None or len(best) < len(group):
+            names = " and ".join(sorted(str(one.path) for one in group))
+            raise InputError(
+                f"{names} were measured apart: `k3lab tune-table` compares engines in one process; or export one of them"
+            )
+        decision = decide(contest, {name: one.choice.digest for name, one in best.items()}, order)
+    return replace(best[decision.engine], against=decision.reason)
+
+
+def studies_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The studies of a folder that a table is made of, and those that are none of it, and why.
+
+    Raises:
+        InputError: there is none.
+    """
+    found, passed = [], []
+    for path in sorted(folder.glob("*.sqlite3")):
+        if re.search(r"-old\d+$", path.stem):
+            passed.append(f"{path}: put aside by --fresh")
+        elif path.stem.endswith("-space"):
+            passed.append(f"{path}: a recorded space")
+        elif held := glance(path).identity.get("fixed"):
+            passed.append(f"{path}: holds {', '.join(held)}; name it to export it")
+        else:
+            found.append(path)
+    if not found:
+        raise InputError(f"folder {folder} has no study; `k3lab tune-table` fills one")
+    return found, passed
+
+
+def _candidates(studies: Sequence[str | Path], family: Family | None) -> tuple[list[Candidate], list[str]]:
+    """The candidates of files and folders; what of a folder is not ready is passed over with its reason."""
+    named = list(dict.fromkeys(Path(path) for path in studies if not Path(path).is_dir()))
+    candidates, passed = [read_candidate(path, family) for path in named], []
+    for folder in dict.fromkeys(Path(path) for path in studies if Path(path).is_dir()):
+        found, apart = studies_in(folder)
+        passed += apart
+        for path in found:
+            if path in named:
+                continue
+            try:
+                candidates.append(read_candidate(path, family))
+            except InputError as error:
+                passed.append(f"{path}: {error}")
+    if not candidates:
+        raise InputError(f"no study here can be exported: {passed[0]}")
+    return candidates, passed
 
 
 def keep(there: Bundle, winners: Sequence[Candidate]) -> tuple[list[EntryModel], list[Candidate], list[str]]:
@@ -183,7 +255,7 @@ def export(
     """Write a bundle of the studies' winners.
 
     Args:
-        studies: files of finished or running studies, measured or predicted.
+        studies: files of finished or running studies, measured or predicted; or folders of them.
         out: the bundle's directory.
         archs: further architectures to build each winner for; such builds are only ``compiled``.
         force: replace a bundle that is there.
@@ -201,7 +273,9 @@ def export(
     there = Bundle.load(out) if add and (out / MANIFEST).exists() else None
     if not studies:
         raise InputError("export needs at least one study")
-    winners, lost = select([read_candidate(Path(path), family) for path in dict.fromkeys(studies)])
+    candidates, apart = _candidates(studies, family)
+    winners, lost = select(candidates)
+    lost += apart
     cubins: dict[str, bytes] = {}
     entries = []
     if there is not None:
@@ -272,7 +346,7 @@ def _entry(winner: Candidate, builds: tuple[BuildModel, ...]) -> EntryModel:
         compilers=dict(winner.identity["compilers"]),
         summation_order=winner.engine.summation_order(winner.problem, choice.config),
         choice=ChoiceModel(
-            reason=choice.reason,
+            reason=choice.reason + (f"; between engines: {winner.against}" if winner.against else ""),
             value_us=round(choice.value_us, 4),
             default_us=choice.default_us,
             margin_over_default=choice.margin_over_default,
