@@ -219,7 +219,7 @@ class _Run:
                 self._missing(problem, f"{engine.name} is not tuned to its end")
                 return None
             if glance(ask.path).notes["done"]["best"] is None:
-                self.skip(problem, engine, f"no config ended ok; see `k3lab study show {ask.path}`")
+                self.skip(problem, engine, "no config ended ok, as `k3lab study show` tells")
                 continue
             asks.append(ask)
         if not asks:
