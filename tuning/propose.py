@@ -20,6 +20,8 @@ STARTUP = 5
 """Trials that ended ok before the sampler models anything."""
 BATCH = 8
 """Configs the sampler is asked for at once."""
+NEAR = 6
+"""Of a batch: most that are known winners' neighbours, so that the sampler has its say, too."""
 DRAWS = 100
 """Draws of the sampler, illegal or already seen, before a random unseen config is taken instead."""
 RANDOM_DRAWS = 20_000
@@ -82,7 +84,8 @@ class Tpe(_Proposer):
     Args:
         space: where to search.
         seed: of all draws.
-        starts: configs tried first, behind the default; the neighbours of the best config follow.
+        starts: configs tried first, behind the default, the likeliest first; its neighbours, and later those of the
+            best config so far, share each batch with the sampler.
     """
 
     def __init__(self, space: Space, seed: int, starts: Sequence[Config] = ()) -> None:
@@ -150,11 +153,12 @@ class Tpe(_Proposer):
             if len(made) < BATCH and config_digest(config) not in taken:
                 take(config)
         best = best_of(known)
-        if self._near and best is not None and len(made) < BATCH:
-            near = neighbours(self._space, best.config)
+        centre = best.config if best else self._starts[1] if len(self._starts) > 1 else None
+        if self._near and centre is not None:
+            near = neighbours(self._space, centre)
             rng.shuffle(near)
             for config in near:
-                if len(made) < BATCH * 3 // 4 and config_digest(config) not in taken:
+                if len(made) < NEAR and config_digest(config) not in taken:
                     take(config)
         drawn = self._drawn(rng.getrandbits(32), known, taken) if len(known) >= BATCH else iter(())
         while len(made) < BATCH:

@@ -152,3 +152,93 @@ def test_a_terminal_gets_a_bar_with_the_best_so_far(tmp_path: Path) -> None:
     assert "2/2" in text
     assert "best " in text
     assert "us (trial " in text
+
+
+TABLE = (
+    "tune-table",
+    "attention_projection",
+    "--model",
+    "small",
+    "--tp",
+    "4",
+    "--gpu",
+    "gb300",
+    "--objective",
+    "predicted",
+)
+
+
+def test_a_table_of_the_small_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two kinds, three row counts, two engines: from the command line to a bundle that serves the rows between."""
+    words = (*TABLE, "--kind", "kda,mla", "--rows", "1-2,8", "--engines", "triton,cute_skinny", "--trials", "2")
+    table = run(capsys, *words, "--later-trials", "1", "--results", "results/table.json")
+    assert (table["ended"], table["missing"], table["evidence"]) == ("done", [], "predicted")
+    assert [(row["problem"]["kind"], row["problem"]["rows"]) for row in table["rows"]] == [
+        (kind, rows) for kind in ("kda", "mla") for rows in (1, 2, 8)
+    ]
+    assert all(set(row["engines"]) == {"triton", "cute_skinny"} for row in table["rows"])
+    assert all(row["us"] == min(row["engines"].values()) for row in table["rows"])
+    assert len(list((tmp_path / "studies").glob("*.sqlite3"))) == 12
+    kept = json.loads((tmp_path / "results" / "table.json").read_text())
+    assert (kept["evidence"], kept["gpu"], len(kept["rows"])) == ("predicted", "GB300", 6)
+    again = run(capsys, *words, "--later-trials", "1")
+    assert (again["new_trials"], again["rows"]) == (0, table["rows"])
+    exported = run(capsys, "export", "studies", "--out", "bundle")
+    assert [entry["rows"] for entry in exported["entries"]] == [1, 2, 8, 1, 2, 8]
+    assert [entry["config"] for entry in exported["entries"]] == [row["config"] for row in table["rows"]]
+    assert main.run(["bundle", "show", "bundle"]) == 0
+    shown = capsys.readouterr().out
+    tables = shown[shown.index("┏") :]
+    assert (tables.count("┏"), tables.count("│ <=8"), tables.count("predicted │")) == (2, 2, 6)
+
+
+def test_a_table_tells_its_progress_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*TABLE, "--rows", "1,64", "--trials", "1", "--engines", "triton,cute_wgmma"]) == 0
+    seen = capsys.readouterr()
+    assert "[1/4] kda-tp4-rows1-hidden256 triton: best " in seen.err
+    assert "of 1 trials (1 ok)" in seen.err
+    assert "left out: cute_wgmma: " in " ".join(seen.out.split())
+    assert "predicted" in seen.out
+
+
+def test_lists_and_ranges() -> None:
+    from k3lab.cli.table import numbers, words
+
+    assert numbers("1-8,12, 16 ,3", "--rows") == [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
+    assert numbers("64", "--rows") == [64]
+    assert words("b, a,b", "--kind") == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rows", "1-"], "--rows is a list of numbers and ranges such as 1-8,12,16, not '1-'"),
+        (["--rows", ""], "--rows is a list of numbers"),
+        (["--rows", "8-1"], "--rows has the range '8-1', which runs backwards"),
+        (["--rows", "1-99999"], "more than 1024 numbers"),
+        (["--rows", "1-65"], "rows is 65; the decode path serves 1 to 64 rows"),
+        (["--tp", "4,x"], "--tp is a list of numbers"),
+        (["--kind", "kda,"], "--kind is a list of names such as kda,mla, not 'kda,'"),
+        (["--kind", "kda,nope"], "no kind 'nope'"),
+        (["--engines", "triton,none"], "no engine 'none'"),
+        (["--trials", "0"], "trials is 0"),
+        (["--jobs", "0"], "jobs is 0, must be 1 to 16"),
+        (["--budget-seconds", "0"], "the budget is 0 s"),
+        (["--results", "t.txt"], "a result file is a .json file"),
+    ],
+)
+def test_wrong_tables_are_one_line_and_leave_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*TABLE, *arguments]) == 2
+    seen = capsys.readouterr()
+    assert message in seen.err
+    assert (seen.err.count("\n"), seen.out, list(tmp_path.iterdir())) == (1, "", [])
+
+
+def test_the_number_of_processes_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        run(capsys, *TUNE, "--trials", "3", "--jobs", jobs, "--study", f"{jobs}.sqlite3")["choice"]
+        for jobs in ("1", "2")
+    ]
+    assert found[0] == found[1]

@@ -9,8 +9,9 @@ from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.errors import KernelError
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.paths import cache_root, compiled_cache
-from k3lab.tuning import compiling
+from k3lab.tuning import compiling, cubin, evaluate
 from k3lab.tuning.compiling import cache_key, compile_config
+from k3lab.tuning.jobs import Job, resolve
 from k3lab.tuning.outcome import SetupError
 
 FAMILY = family("attention_projection")
@@ -168,3 +169,47 @@ def test_instructions_are_grouped_by_what_an_author_looks_for():
     assert groups["local memory"] == {"LDL": 2}
     assert groups["floating point"] == {"FFMA2": 7, "FHFMA": 3}
     assert groups["integer and control"] == {"IMAD": 9}
+
+
+def test_resources_are_read_once_and_from_what_they_are_read_from(monkeypatch):
+    compiled = compile_config(ENGINE, PROBLEM, CONFIG, "sm_103a")
+    first = compiling.resources_of(compiled)
+    assert first == cubin.resources(compiled)
+    asked = []
+
+    def ask(launch):
+        asked.append(launch)
+        return dataclasses.replace(first[0], registers=7)
+
+    monkeypatch.setattr(cubin, "kernel_resources", ask)
+    assert compiling.resources_of(compiled) == first
+    assert not asked
+    (launch,) = compiled.launches
+    for change in ({"cubin": launch.cubin + b"x"}, {"grid": (1, 2, 3)}, {"shared_bytes": 5}, {"kernel": "other"}):
+        other = dataclasses.replace(compiled, launches=(dataclasses.replace(launch, **change),))
+        assert compiling.resources_of(other)[0].registers == 7
+    assert len(asked) == 4
+    monkeypatch.setattr(cubin, "tools", lambda name: ["another"])
+    assert compiling.resources_of(compiled)[0].registers == 7
+    (entry, *_) = compiled_cache().glob("*.resources")
+    entry.write_bytes(b"?" * 40)
+    compiling.resources_of(compiled)
+
+
+def test_a_compilation_ahead_serves_the_measurement(monkeypatch):
+    """What the compile job leaves is all that a measurement needs of compilers and their tools."""
+    job = Job("compile", FAMILY.name, None, ENGINE.name, PROBLEM.to_json(), CONFIG, "sm_103a", "GB300")
+    stages = []
+    done = evaluate.compile(resolve(job), stages.append)
+    assert (done.status, done.value, stages) == ("ok", 1.0, ["compile"])
+    assert done.resources[0]["registers"] > 0
+
+    def explode(*args):
+        raise AssertionError("again")
+
+    monkeypatch.setattr(type(ENGINE), "compile", explode)
+    monkeypatch.setattr(cubin, "kernel_resources", explode)
+    compiled, begun = evaluate._compile(resolve(dataclasses.replace(job, kind="measure")), stages.append)
+    assert begun.status == "ok"
+    assert begun.resources == done.resources
+    assert compiled.launches

@@ -71,3 +71,34 @@ def test_an_illegal_access_costs_one_trial(tmp_path: Path, monkeypatch: pytest.M
     assert (before.status, after.status) == (Status.OK, Status.OK)
     assert before.value is not None
     assert after.value == pytest.approx(before.value, rel=0.2)
+
+
+@pytest.mark.timeout(600)
+def test_a_table_lets_engines_compete_in_one_process(tmp_path: Path) -> None:
+    """Two row counts, all engines that serve them: times above the floor, cuBLAS beside them, a bundle that serves rows between."""
+    from k3lab.kernels.device import require
+    from k3lab.tuning.table import TableRequest, tune_table
+    from k3lab.tuning.table_rows import as_result
+    from k3lab.tuning.workers import default_jobs
+
+    card = require("this test").need_card()
+    owner = family("attention_projection")
+    problems = tuple(owner.problem(K3, tp=16, rows=rows, kind="kda") for rows in (4, 16))
+    ask = TableRequest(
+        owner, problems, owner.engines, card, "measured", 4, folder=tmp_path / "s", jobs=default_jobs(), budget_s=500
+    )
+    table = tune_table(ask)
+    assert (table.ended, table.missing) == ("done", ())
+    for row in table.rows:
+        assert row.floor_us * 0.97 <= row.us
+        assert row.floor_us < row.alternatives["PyTorch"]
+        assert row.us == min(row.engines.values()) or "tie" in row.reason
+        assert row.band < 0.05
+    assert as_result(table)["environment"]["gpu"]["driver"] != "unknown"
+    assert tune_table(ask).new_trials == 0
+    export([tmp_path / "s"], tmp_path / "bundle")
+    bundle = Bundle.load(tmp_path / "bundle")
+    for rows, serving in ((3, 4), (5, 16)):
+        found = bundle.find(owner, owner.problem(K3, tp=16, rows=rows, kind="kda"), card.name)
+        assert isinstance(found, BundleEntry)
+        assert found.rows == serving
