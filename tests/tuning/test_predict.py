@@ -88,7 +88,7 @@ def test_the_stated_error_is_that_of_the_recordings():
     from k3lab.tuning.record import read
     from k3lab.tuning.validate import validate
 
-    recordings = sorted((Path(__file__).parents[2] / "results").glob("*/*.json.gz"))
+    recordings = sorted((Path(__file__).parents[2] / "results").rglob("*.json.gz"))
     assert recordings
     assert json.loads(DATA.read_text()) == validate(read(path) for path in recordings)
 
