@@ -113,10 +113,8 @@ class Supervisor:
     def abort(self) -> None:
         """End the worker from another thread than the one that runs jobs on it; for good, and at once."""
         self._aborted = True
-        process = self._process
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+        if (process := self._process) is not None:
+            _end_group(process)
 
     def _run(self, job: Job) -> tuple[Outcome, bool]:
         """The outcome of a job on the running worker, and whether the worker died of itself."""
@@ -211,8 +209,7 @@ class Supervisor:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _end_group(process)
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in a driver call: killed, and reaped some day
             process.wait(timeout=REAP_S)
         for pipe in (process.stdin, process.stdout):
@@ -237,6 +234,12 @@ class Supervisor:
             return f"worker died with {signal.Signals(-code).name}", ""  # the log ends in a stack dump
         lines = [line for line in log.splitlines() if line.strip()]
         return f"worker exited with code {code}", one_line(lines[-1]) if lines else ""
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker and what it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def module_path() -> str:
