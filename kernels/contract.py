@@ -109,6 +109,21 @@ class Buffer:
     """torch dtype name, e.g. ``float32``."""
     zeroed: bool = False
     """Must hold zeros before the first launch; every launch leaves it zeroed again."""
+    persistent: bool = False
+    """Holds zeros before the first launch and is the kernels' own from then on: what one launch leaves there the
+    next one finds (launch counters, mailboxes, a health record). At most one of ``zeroed`` and ``persistent``."""
+    targets_of: str = ""
+    """Names a buffer whose first dimension counts ranks: its slots, slot r written by rank r. This one is then the
+    table of where this rank writes, ``int64 [ranks, 2]``, filled by the transport before the first launch: for each
+    rank p the address of this rank's slot there, and the factor of what goes into it, twice as BF16 in the low 32
+    bits (see :mod:`.transports`)."""
+
+    def __post_init__(self) -> None:
+        if self.zeroed and self.persistent:
+            raise ValueError(f"buffer {self.name}: either every launch leaves zeros, or what it holds is kept")
+        table = self.dtype == "int64" and len(self.shape) == 2 and self.shape[1] == 2
+        if self.targets_of and (not table or self.zeroed or self.persistent):
+            raise ValueError(f"buffer {self.name}: a table of targets is int64 [ranks, 2], filled by the transport")
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,8 @@ class Arg:
     """A device pointer, a TMA tensor map by value (128 bytes), a 32-bit integer, or a null pointer
     (Triton's unused scratch)."""
     name: str = ""
-    """Input, output or buffer name for a tensor or a tensor map; ``rows`` or another problem field for an int32."""
+    """Input, output or buffer name for a tensor or a tensor map; ``rows``, ``rank`` (of the transport's group) or
+    another problem field for an int32."""
     box: tuple[int, int] = (0, 0)
     """Tensor maps: rows x columns that one copy brings in; at most 256 each."""
     swizzle: Literal[0, 32, 64, 128] = 0

@@ -17,6 +17,7 @@ import torch
 from . import residency
 from .contract import Arg, Compiled, Launch
 from .tensor_map import TensorMap, encode, placed
+from .transports import Loopback, Transport, own_buffers
 
 
 class LaunchError(RuntimeError):
@@ -91,17 +92,14 @@ class Runner:
         ResidencyError: a cluster of a launch fits nowhere, or a launch's blocks wait for each other and do not all fit.
     """
 
-    def __init__(self, compiled: Compiled, device: str = "cuda") -> None:
+    def __init__(self, compiled: Compiled, device: str = "cuda", transport: Transport | None = None) -> None:
+        """``transport``: of kernels that write to other ranks; without one each plays them all on this GPU."""
         torch.cuda.current_stream()  # the driver API needs torch's context to be current
         torch.zeros(1, device=device)
         self.compiled = compiled
         self._loaded = [_Loaded(launch) for launch in compiled.launches]
-        self.buffers = {
-            buffer.name: (torch.zeros if buffer.zeroed else torch.empty)(
-                buffer.shape, dtype=getattr(torch, buffer.dtype), device=device
-            )
-            for buffer in compiled.buffers
-        }
+        self.transport = transport or Loopback(compiled.problem.tp)
+        self.buffers, self._mailboxes = own_buffers(compiled, self.transport, device)
 
     def bind(
         self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None, pdl: bool | None = None
@@ -125,7 +123,7 @@ class Runner:
         if pdl and not all(launch.pdl for launch in self.compiled.launches):
             raise ValueError("a kernel that does not wait for its predecessor itself cannot be launched with PDL")
         held = {**self.buffers, **tensors}
-        integers = {**self.compiled.problem.to_json(), "rows": rows}
+        integers = {**self.compiled.problem.to_json(), "rank": self.transport.rank, "rows": rows}
         calls = [
             self._pack(loaded, held, integers, loaded.launch.pdl if pdl is None else pdl) for loaded in self._loaded
         ]

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..kernels import Compiled, Config, Engine, Family, Problem
+from ..kernels.collectives import CollectiveError
 from ..kernels.device import discover
 from ..kernels.gpu_cards import GB300
+from ..kernels.health import check_health
 from .compare import Comparison, compare
 from .compiling import compile_config
 
@@ -168,6 +170,10 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     for buffer in compiled.buffers:
         if buffer.zeroed and bool(runner.buffers[buffer.name].any()):
             faults.append(f"scratch buffer {buffer.name} was not left zeroed for the next launch")
+    try:
+        check_health(runner.buffers)
+    except CollectiveError as error:  # the cause of whatever else was wrong
+        faults.insert(0, f"a wait of the kernel gave up: {error}")
     errors = {case.output: case.relative for case in cases[: len(family.outputs)]}
     return CheckResult(not faults, "gpu", faults[0] if faults else None, errors, labelled)
 

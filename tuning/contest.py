@@ -7,11 +7,13 @@ inputs and one graph each, and every round takes them in another order: drift hi
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Compiled, Family, Problem
+from ..kernels.collectives import CollectiveError
+from ..kernels.health import check_health
 from . import clocks
 from .alternatives import PYTORCH
 from .outcome import describe
@@ -35,6 +37,8 @@ class Lane:
     """What the graph's launches point to."""
     failed: str = ""
     series: list[Series] = field(default_factory=list)
+    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Its scratch memory, with the health record where its kernels wait for each other."""
 
     def to_json(self) -> dict[str, Any]:
         """Microseconds and spread, one a round, and why it has none."""
@@ -118,7 +122,16 @@ def _lane(compiled: Compiled, copies: Sequence[dict[str, torch.Tensor]], policy:
     except ResidencyError as error:
         return Lane(failed=describe(error))
     calls = [runner.bind(tensors, pdl=False) for tensors in copies]
-    return Lane(capture_calls(calls, policy), [runner, calls])
+    return Lane(capture_calls(calls, policy), [runner, calls], buffers=runner.buffers)
+
+
+def _gave_up(lane: Lane) -> str:
+    """What the health record among a contestant's buffers says, or nothing."""
+    try:
+        check_health(lane.buffers)
+    except CollectiveError as error:
+        return f"a wait of the kernel gave up: {error}"
+    return ""
 
 
 def _round(lane: Lane, policy: TimingPolicy, restore: Callable[[], None] | None, floor_us: float) -> None:
@@ -132,7 +145,9 @@ def _round(lane: Lane, policy: TimingPolicy, restore: Callable[[], None] | None,
         if best.spread <= policy.max_spread:
             break
     assert best is not None
-    if best.spread > policy.max_spread:
+    if why := _gave_up(lane):
+        lane.failed = why
+    elif best.spread > policy.max_spread:
         lane.failed = f"unstable: spread {best.spread:.1%} after {policy.attempts} attempts"
     elif best.median_us < floor_us * (1 - policy.below_floor):
         lane.failed = f"unstable: {best.median_us:.2f} us lies below the byte floor of {floor_us:.2f} us"

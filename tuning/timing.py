@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Compiled, Family, Problem
+from ..kernels.collectives import CollectiveError
+from ..kernels.health import check_health
 from . import clocks
 from .policy import FULL, TimingPolicy
 
@@ -245,8 +247,8 @@ def time_compiled(
         chain: also time it behind a predecessor, if launches of it have programmatic edges.
 
     Raises:
-        BrokenMeasurement: the cold figure lies below the byte floor by more than the policy allows, or a
-            chain's graph lost programmatic edges.
+        BrokenMeasurement: the cold figure lies below the byte floor by more than the policy allows, a chain's
+            graph lost programmatic edges, or a wait of the kernel gave up.
     """
     import torch
 
@@ -272,6 +274,10 @@ def time_compiled(
         from .chain import time_chain
 
         chained = time_chain(family, compiled, runner, copies, policy, restore=restore)
+    try:
+        check_health(runner.buffers)
+    except CollectiveError as error:
+        raise BrokenMeasurement(f"a wait of the kernel gave up while it was timed: {error}") from error
     floor_us = family.traffic(problem).bytes / ceiling * 1e6
     notes = []
     if len(copies) == 1 and family.rotated:

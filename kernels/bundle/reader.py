@@ -98,7 +98,9 @@ class BundleEntry:
             )
             for launch in build.launches
         )
-        buffers = tuple(Buffer(one.name, one.shape, one.dtype, one.zeroed) for one in build.buffers)
+        buffers = tuple(
+            Buffer(one.name, one.shape, one.dtype, one.zeroed, one.persistent, one.targets_of) for one in build.buffers
+        )
         return Compiled(self.model.family, self.model.engine, problem, self.model.config, arch, launches, buffers)
 
 

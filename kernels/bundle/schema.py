@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..contract import Buffer
 from ..evidence import Evidence
 
 SCHEMA_VERSION = 1
@@ -72,6 +73,19 @@ class BufferModel(_Model):
     shape: tuple[Count, ...]
     dtype: str
     zeroed: bool
+    persistent: bool = False
+    targets_of: str = ""
+
+    @model_validator(mode="after")
+    def _as_the_contract_has_it(self) -> Self:
+        Buffer(**self.__dict__)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _other_buffers_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written where they are set, as for launches."""
+        data: dict[str, Any] = dump(self)
+        return {key: value for key, value in data.items() if value or key not in ("persistent", "targets_of")}
 
 
 class LaunchModel(_Model):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k3lab.kernels import Evidence, InputError, Problem
+from k3lab.kernels import Buffer, Evidence, InputError, Problem
 from k3lab.kernels.bundle.reader import Bundle, BundleEntry, Miss, is_gpu_code
 from k3lab.kernels.bundle.schema import (
     ArgModel,
@@ -26,6 +26,7 @@ from k3lab.kernels.bundle.schema import (
     canonical,
 )
 from k3lab.kernels.bundle.writer import cubin_path, write_bundle
+from pydantic import ValidationError
 
 CUBIN = b"\x7fELF\x02\x01\x01\x33" + bytes(8) + b"\x02\x00" + (190).to_bytes(2, "little") + b"code"
 
@@ -149,6 +150,25 @@ def test_blocks_that_wait_for_each_other_are_told_and_other_bundles_keep_their_b
     (found,) = Bundle.load(path, accept_predicted=True).entries
     assert [launch.needs_residency for launch in found.compiled("sm_103a", AProblem(16, 8)).launches] == [True]
     assert (path / "bundle.json").read_text().count("needs_residency") == 2
+
+
+def test_buffers_that_launches_keep_are_told_and_other_bundles_keep_their_bytes(written: Written) -> None:
+    made, cubins = entry()
+    plain = (written((made, cubins)) / "bundle.json").read_text()
+    assert "persistent" not in plain and "targets_of" not in plain
+    kept = (
+        BufferModel(name="mail", shape=(16, 2, 8), dtype="int32", zeroed=False, persistent=True),
+        BufferModel(name="mail_targets", shape=(16, 2), dtype="int64", zeroed=False, targets_of="mail"),
+    )
+    builds = tuple(build.model_copy(update={"buffers": kept}) for build in made.builds)
+    path = written((made.model_copy(update={"builds": builds}), cubins), name="other")
+    (found,) = Bundle.load(path, accept_predicted=True).entries
+    assert found.compiled("sm_103a", AProblem(16, 8)).buffers == (
+        Buffer("mail", (16, 2, 8), "int32", persistent=True),
+        Buffer("mail_targets", (16, 2), "int64", targets_of="mail"),
+    )
+    with pytest.raises(ValidationError, match="either every launch leaves zeros"):
+        BufferModel(name="mail", shape=(1,), dtype="int32", zeroed=True, persistent=True)
 
 
 def test_a_row_count_between_entries_uses_the_next_larger_one(written: Written) -> None:

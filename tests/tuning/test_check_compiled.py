@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from k3lab.kernels import Buffer, Compiled, Family, Launch, Problem, Tolerance, Traffic
+from k3lab.kernels import Buffer, Compiled, Family, Launch, Problem, Tolerance, Traffic, health
 from k3lab.tuning import chain, check, check_chain
 
 WIDTH = 8
@@ -74,6 +74,16 @@ def input_changed(tensors: dict, rows: int) -> None:
 def scratch_left(tensors: dict, rows: int) -> None:
     right(tensors, rows)
     tensors["count"][0] = 1
+
+
+def counts_its_launches(tensors: dict, rows: int) -> None:
+    tensors["epoch"] += 1
+    right(tensors, rows)
+
+
+def gives_up(tensors: dict, rows: int) -> None:
+    tensors["health"][[health.EPOCH, health.PHASE, health.SLOT]] = torch.tensor([2, 1, 3], dtype=torch.int32)
+    tensors["out"][:rows] = 0
 
 
 def forgets_the_state(tensors: dict, rows: int) -> None:
@@ -199,7 +209,7 @@ def judge(monkeypatch):
         launches = (Launch("k3_accumulate_fake_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=True),)
         compiled = Compiled(
             "accumulate", "fake", Problem(1, rows), {}, "sm_90a", launches if with_pdl else (),
-            (Buffer("count", (1,), "int32", True),),
+            (Buffer("count", (1,), "int32", True), Buffer("epoch", (1,), "int32", persistent=True), health.BUFFER),
         )  # fmt: skip
         return check.check_compiled(Accumulate(), compiled, seed=5)
 
@@ -214,6 +224,11 @@ def test_a_right_kernel_passes_at_every_row_count(judge):
     ]  # fmt: skip
 
 
+def test_what_launches_keep_need_not_be_zeros_again(judge):
+    result = judge(counts_its_launches)
+    assert result.ok, result.reason
+
+
 @pytest.mark.parametrize(
     ("kernel", "says"),
     [
@@ -223,6 +238,7 @@ def test_a_right_kernel_passes_at_every_row_count(judge):
         (input_changed, "input x was changed"),
         (scratch_left, "scratch buffer count was not left zeroed"),
         (forgets_the_state, "relative error"),
+        (gives_up, "a wait of the kernel gave up: rank 3 did not publish its partial sums"),
         (Moody(), "two runs on the same inputs gave different bits"),
     ],
     ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,

@@ -7,7 +7,7 @@ from typing import Any
 import fake_family
 import pytest
 import torch
-from k3lab.kernels import InputError
+from k3lab.kernels import InputError, health
 from k3lab.tuning import between, ceiling, contest
 from k3lab.tuning.between import decide, decide_predicted, same_contest
 from k3lab.tuning.contest import Lane, time_contest, turns
@@ -29,6 +29,7 @@ class FakeGraph:
 
     def __init__(self, name: str, seen: list[str], *middles: float, spread: float = 0.0) -> None:
         self.name, self.seen, self.middles, self.spread = name, seen, list(middles), spread
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def replayed(self, policy: Any, restore: Any) -> Series:
         warming = policy.warm_ms == contest.WARM_MS
@@ -46,7 +47,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(ceiling, "read_ceiling", lambda: 550e6)
         monkeypatch.setattr(contest, "input_copies", lambda *_: [{}, {}])
         monkeypatch.setattr(contest, "restorer", lambda *_: None)
-        monkeypatch.setattr(contest, "_lane", lambda graph, *_: Lane(graph))
+        monkeypatch.setattr(contest, "_lane", lambda graph, *_: Lane(graph, buffers=graph.buffers))
         monkeypatch.setattr(contest, "capture_calls", lambda calls, policy: FakeGraph("mm", seen, 33.0))
         monkeypatch.setattr(fake_family.FakeFamily, "alternative", lambda *_: lambda: None)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -74,6 +75,15 @@ def test_what_cannot_be_true_or_steady_is_out(held: Any) -> None:
     assert "unstable: spread" in found["results"][0]["failed"]
     assert "1.90 us lies below the byte floor of 2.00 us" in found["results"][1]["failed"]
     assert seen.count("wild") == CONTEST.attempts
+
+
+def test_who_gave_up_waiting_is_out(held: Any) -> None:
+    seen: list[str] = []
+    gave_up = FakeGraph("quick", seen, 5.0)
+    gave_up.buffers = {health.NAME: torch.tensor([1, 1, 3] + [0] * (health.WORDS - 3), dtype=torch.int32)}
+    found = held([gave_up, FakeGraph("a", seen, 9.0)], seen)
+    assert [one["values_us"] for one in found["results"]] == [[], [9.0] * 3]
+    assert "rank 3 did not publish" in found["results"][0]["failed"]
 
 
 def noted(**engines: list[float]) -> dict[str, Any]:

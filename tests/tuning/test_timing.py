@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from k3lab.kernels import Launch
+from k3lab.kernels import Launch, health
 from k3lab.tuning import timing
 from k3lab.tuning.clocks import read_clocks, throttle_names, throttled
 from k3lab.tuning.policy import FULL, TimingPolicy
@@ -137,7 +137,7 @@ def timed(device, monkeypatch):
 
     class Runner:
         def __init__(self, compiled) -> None:
-            pass
+            self.buffers = compiled.held
 
         def bind(self, tensors, *, pdl=None):
             bound.append(pdl)
@@ -152,10 +152,10 @@ def timed(device, monkeypatch):
     made = chain.ChainTiming(8.0, 9.5, 18.0, 20.0, 3, 3, 0.001, True)
     monkeypatch.setattr(chain, "time_chain", lambda *_, **how: made)
 
-    def run(*, pdl: bool, floor_bytes: int = 20_000_000, **asked):
+    def run(*, pdl: bool, floor_bytes: int = 20_000_000, held=None, **asked):
         family = SimpleNamespace(rotated=("w",), mutated=(), traffic=lambda problem: SimpleNamespace(bytes=floor_bytes))
         launches = (Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=pdl),)
-        compiled = SimpleNamespace(problem=None, launches=launches)
+        compiled = SimpleNamespace(problem=None, launches=launches, held=held or {})
         return timing.time_compiled(family, compiled, TimingPolicy(samples=5, warm_ms=1), **asked), bound
 
     return run
@@ -185,3 +185,11 @@ def test_below_the_floor_is_a_broken_measurement(timed):
     with pytest.raises(timing.BrokenMeasurement, match=r"10.00 us lies below the byte floor of 10.50 us"):
         timed(pdl=False, floor_bytes=42_000_000)
     assert timed(pdl=False, floor_bytes=41_000_000)[0].cold_us == 10.0  # within 3 %
+
+
+def test_a_kernel_that_gave_up_waiting_was_not_timed(timed):
+    words = torch.zeros(health.WORDS, dtype=torch.int32)
+    timed(pdl=False, held={health.NAME: words})
+    words[[health.EPOCH, health.PHASE, health.SLOT]] = torch.tensor([1, 1, 5], dtype=torch.int32)
+    with pytest.raises(timing.BrokenMeasurement, match="gave up while it was timed: rank 5 did not publish"):
+        timed(pdl=False, held={health.NAME: words})
