@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import statistics
@@ -56,22 +57,28 @@ def hold(requests: Sequence[TuneRequest], workers: Workers) -> dict[str, Any]:
     Raises:
         InputError: a study cannot be read or written, or the contest cannot be held.
     """
-    pairs, trials = [], {}
-    for request in requests:
-        with TuningStudy.for_reading(request.path) as study:
+    from .tune import identity_of
+
+    with contextlib.ExitStack() as open_studies:
+        studies = [
+            open_studies.enter_context(TuningStudy.for_tuning(request.path, identity_of(request)))
+            for request in requests
+        ]
+        pairs, trials = [], {}
+        for request, study in zip(requests, studies, strict=True):
             there = study.trials()
-        trials[request.engine.name] = len(there)
-        pairs += [(request, trial) for trial in finalists(there, request.space)]
-    payload, results = _timed(pairs, workers)
-    entries = [
-        {"engine": request.engine.name, "digest": trial.digest, "config": dict(trial.config), **result}
-        for (request, trial), result in zip(pairs, results, strict=True)
-    ]
-    note = {**{key: value for key, value in payload.items() if key != "results"}, "entries": entries, "trials": trials}
-    note["environment"] = environment(_device(requests[0]))
-    note["id"] = hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()[:16]
-    for request in requests:
-        _store(request, note, [trial for one, trial in pairs if one is request])
+            trials[request.engine.name] = len(there)
+            pairs += [(request, trial) for trial in finalists(there, request.space)]
+        payload, results = _timed(pairs, workers)
+        entries = [
+            {"engine": request.engine.name, "digest": trial.digest, "config": dict(trial.config), **result}
+            for (request, trial), result in zip(pairs, results, strict=True)
+        ]
+        how = {key: value for key, value in payload.items() if key != "results"}
+        note = {**how, "entries": entries, "trials": trials, "environment": environment(_device(requests[0]))}
+        note["id"] = hashlib.sha256(json.dumps(note, sort_keys=True).encode()).hexdigest()[:16]
+        for request, study in zip(requests, studies, strict=True):
+            _store(study, request, note, [trial for one, trial in pairs if one is request])
     return note
 
 
@@ -111,21 +118,18 @@ def _job(pairs: Sequence[tuple[TuneRequest, TrialRecord]]) -> Job:
     return replace(request.job("contest", trial.config), contestants=contestants)
 
 
-def _store(request: TuneRequest, note: Mapping[str, Any], entrants: Sequence[TrialRecord]) -> None:
+def _store(study: TuningStudy, request: TuneRequest, note: Mapping[str, Any], entrants: Sequence[TrialRecord]) -> None:
     """The contest is a study's finals: its own finalists' part of it is what it chooses by."""
-    from .tune import identity_of
-
     own = {one["digest"]: one for one in note["entries"] if one["engine"] == request.engine.name}
     finals = {
         trial.digest: {"trial": trial.number}
         | {key: own[trial.digest][key] for key in ("values_us", "spreads", "failed")}
         for trial in entrants
     }
-    with TuningStudy.for_tuning(request.path, identity_of(request)) as study:
-        study.set_note("finals", finals)
-        choice = choose(study, request.space)
-        study.set_note("choice", choice.to_json() if choice else None)
-        study.set_note("contest", dict(note))  # last: what dies before it is held again
+    study.set_note("finals", finals)
+    choice = choose(study, request.space)
+    study.set_note("choice", choice.to_json() if choice else None)
+    study.set_note("contest", dict(note))  # last: what dies before it is held again
 
 
 def figures(contest: Mapping[str, Any], engine: str, digest: str) -> tuple[float, float] | None:

@@ -50,13 +50,19 @@ def _module_version(package: str) -> str:
         return "unknown"
 
 
+@lru_cache(256)
+def _named(source: bytes) -> tuple[str, ...]:
+    """Modules of its own folder that a module's text imports; parsed once, since every job asks."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            found += [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+    return tuple(found)
+
+
 def _siblings(path: Path) -> list[Path]:
     """Files of the same folder that a module imports; not the family's, which knows every engine."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-            found += [path.with_name(f"{name}.py") for name in names]
+    found = [path.with_name(f"{name}.py") for name in _named(path.read_bytes())]
     return [one for one in found if one.is_file() and one.name != "family.py"]
 
 

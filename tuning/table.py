@@ -152,49 +152,53 @@ class _Run:
 
     def study(self, ask: TuneRequest) -> bool:
         """Run one study, if it is not whole; whether it is now."""
-        begun = monotonic()
-        done, starts = self._opened(ask)
-        name = f"[{self.count}/{self.of}] {ask.problem.label} {ask.engine.name}"
+        check_request(ask)
+        done, starts, stale = self._known(ask)
         if done is None:
             if self.stop.asked:
                 return False
-            search = replace(ask, proposer=for_search(ask.space, ask.trials, ask.seed, starts))
-            result = tune(search, workers=self.workers, stop=self.stop, finals=False)
-            self.new_trials += result.new_trials
-            if result.ended not in ("trials", "exhausted"):
-                return False
-            with TuningStudy.for_tuning(ask.path, identity_of(ask)) as opened:
-                space = ask.space
-                best = best_of([trial for trial in opened.trials() if space.illegal(trial.config) is None])
-                done = {"trials": ask.trials, "best": {"us": best.value, "config": dict(best.config)} if best else None}
-                opened.set_note("done", done)
-            what = f"best {best.value:.2f} us" if best else "no config ended ok"
-            count, ok = sum(result.statuses.values()), result.statuses.get("ok", 0)
-            self.say(f"{name}: {what} of {count} trials ({ok} ok), {monotonic() - begun:.1f} s")
-        if done["best"]:
+            with TuningStudy.for_tuning(ask.path, identity_of(ask), fresh=stale) as study:
+                done = self._tuned(ask, study, starts)
+        if done is not None and done["best"]:
             self.winners[ask.engine.name].append((ask.problem, done["best"]["config"]))
-        return True
+        return done is not None
 
-    def _opened(self, ask: TuneRequest) -> tuple[dict[str, Any] | None, list[Config]]:
-        """What the study says of its end (None before it), and the configs it begins with; made if it is not there."""
-        check_request(ask)
-        fresh = False
-        if ask.path.exists():
-            found = glance(ask.path)
-            try:
-                identity_of(ask).require(found.identity, ask.path)
-                done = found.notes.get("done")
-                starts = [one for one in found.notes.get("starts") or [] if ask.space.illegal(one) is None]
-                return (done if done and done["trials"] >= ask.trials else None), starts
-            except InputError:
-                if not self.request.fresh:
-                    raise
-                fresh = True
-        starts = self.starts(ask)
-        if not self.stop.asked:
-            with TuningStudy.for_tuning(ask.path, identity_of(ask), fresh=fresh) as study:
-                study.set_note("starts", starts)
-        return None, starts
+    def _known(self, ask: TuneRequest) -> tuple[dict[str, Any] | None, list[Config] | None, bool]:
+        """What a study on disk says of its end (None before it), what it began with, and whether its kernel has changed."""
+        if not ask.path.exists():
+            return None, None, False
+        found = glance(ask.path)
+        try:
+            identity_of(ask).require(found.identity, ask.path)
+        except InputError:
+            if not self.request.fresh:
+                raise
+            return None, None, True
+        done = found.notes.get("done")
+        return done if done and done["trials"] >= ask.trials else None, found.notes.get("starts"), False
+
+    def _tuned(self, ask: TuneRequest, study: TuningStudy, starts: list[Config] | None) -> dict[str, Any] | None:
+        """Go on with an open study to its end; the note that says so, or None where it was stopped before."""
+        begun = monotonic()
+        if starts is None:
+            starts = self.starts(ask)
+            study.set_note("starts", starts)  # first: it begins with the same whenever it goes on
+        space = ask.space
+        legal = [config for config in starts if space.illegal(config) is None]
+        search = replace(ask, proposer=for_search(space, ask.trials, ask.seed, legal))
+        result = tune(search, workers=self.workers, stop=self.stop, study=study, finals=False)
+        self.new_trials += result.new_trials
+        if result.ended not in ("trials", "exhausted"):
+            return None
+        best = best_of([trial for trial in study.trials() if space.illegal(trial.config) is None])
+        done = {"trials": ask.trials, "best": {"us": best.value, "config": dict(best.config)} if best else None}
+        study.set_note("done", done)
+        what = f"best {best.value:.2f} us" if best else "no config ended ok"
+        self.say(
+            f"[{self.count}/{self.of}] {ask.problem.label} {ask.engine.name}: {what} of {sum(result.statuses.values())} trials "
+            f"({result.statuses.get('ok', 0)} ok), {monotonic() - begun:.1f} s"
+        )
+        return done
 
     def prefetch(self, problem: Problem, engine: Engine, trials: int) -> None:
         """Let idle processes begin with a study that comes soon, if it is new."""

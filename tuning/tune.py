@@ -159,7 +159,7 @@ def identity_of(request: TuneRequest) -> StudyIdentity:
 
 def tune(
     request: TuneRequest, progress: Progress | None = None, *, workers: Workers | None = None, stop: Stop | None = None,
-    finals: bool = True,
+    study: TuningStudy | None = None, finals: bool = True,
 ) -> TuneResult:  # fmt: skip
     """Run or resume a study until it holds ``request.trials`` ended trials.
 
@@ -171,6 +171,7 @@ def tune(
         progress: who watches.
         workers: processes of a run of many studies; by default the study has its own.
         stop: of such a run; by default signals alone end the study.
+        study: the request's own, if it is open already; it is left open.
         finals: whether a measured study ends in its own finals; without them nothing is chosen of it.
 
     Raises:
@@ -185,7 +186,8 @@ def tune(
     identity = identity_of(request)
     proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
     with contextlib.ExitStack() as open_things:
-        study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
+        if study is None:
+            study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
         if workers is None:
             workers = open_things.enter_context(
                 Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs)
