@@ -114,6 +114,70 @@ class StandIn:
         return _shard(x, dim, self.rank, self.size)
 
 
+@dataclass(frozen=True)
+class LoopbackGroup:
+    """What kernels over the loopback transport compute: one rank plays all, rank r with ``factors[r]`` times its data.
+
+    Factors are powers of two, or zero, so that no product is rounded. A gather repeats this rank's shard, times the
+    factors too: that is what a two-shot exchange receives back.
+    """
+
+    factors: tuple[float, ...]
+    rank: int = 0
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return len(self.factors)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """``sum of factors[r] x`` in rank order, rounded once."""
+        return _sum_in_rank_order([x * factor for factor in self.factors])
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """``factors[r] x`` side by side."""
+        import torch
+
+        return torch.cat([x * factor for factor in self.factors], dim=dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's shard of the sum."""
+        return _shard(self.all_reduce(x), dim, self.rank, self.size)
+
+
+@dataclass(frozen=True)
+class TwoShot:
+    """A group whose all-reduce is a reduce-scatter of the columns and a gather of the sums.
+
+    In a real group that gives the bits of the one-shot sum; over loopback the gather shows this rank's columns
+    everywhere.
+    """
+
+    group: Collectives
+
+    @property
+    def rank(self) -> int:
+        """Of the group."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """Of the group."""
+        return self.group.size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Column owners sum, then broadcast; two collectives of the group."""
+        return self.group.all_gather(self.group.reduce_scatter(x, -1), -1)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        """Of the group."""
+        return self.group.all_gather(x, dim)
+
+    def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
+        """Of the group."""
+        return self.group.reduce_scatter(x, dim)
+
+
 @dataclass
 class _Exchange:
     """Where the virtual ranks of one group meet."""

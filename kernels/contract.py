@@ -279,6 +279,12 @@ class Family(ABC):
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """The plain PyTorch reference, in FP32 or better: what engines are judged by."""
 
+    def expected(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """What an engine's outputs are judged by in a check on one GPU: the twin, unless one GPU plays several ranks
+        and the config says how.
+        """
+        return self.twin(problem, inputs)
+
     @abstractmethod
     def traffic(self, problem: Problem) -> Traffic:
         """Bytes and flops of one call on one rank."""

@@ -157,7 +157,12 @@ class Loopback:
     @classmethod
     def alone(cls, size: int) -> Loopback:
         """The other ranks' partials are zeros, in as many words: the sum is this rank's own partial."""
-        return cls(size, (1.0,) + (0.0,) * (size - 1))
+        return cls.only(size, 0)
+
+    @classmethod
+    def only(cls, size: int, slot: int) -> Loopback:
+        """One slot has the partial, the others zeros: in a sum over all with the usual factors the small ones drown."""
+        return cls(size, tuple(float(other == slot) for other in range(size)))
 
     def mailbox(self, buffer: Buffer, device: str) -> Mailbox:
         """Zeroed memory of this GPU; line r of the table is slot r of it."""

@@ -111,7 +111,8 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     outputs = {name: view for name, (_, view) in guarded.items()}
     kept = {name: inputs[name].clone() for name in inputs if name not in family.mutated}
     fresh = {name: inputs[name].clone() for name in family.mutated}
-    twin = family.twin(problem, {**inputs, **{name: tensor.clone() for name, tensor in fresh.items()}})
+    own = {**inputs, **{name: tensor.clone() for name, tensor in fresh.items()}}
+    twin = family.expected(problem, compiled.config, own)
     runner = Runner(compiled)
     cases: list[Comparison] = []
     faults: list[str] = []
@@ -218,7 +219,7 @@ def interpreted_comparisons(
         got = engine.interpret(case, config, inputs)
         if got is None:
             return CheckResult(False, "compiled", f"{engine.name} has no interpreter")
-        twin = family.twin(case, inputs)
+        twin = family.expected(case, config, inputs)
         for name in family.outputs:
             result = compare(name, got[name], twin[name], family.tolerance(case, name))
             labelled.append({"rows": count, "run": "interpreter", **result.to_json()})

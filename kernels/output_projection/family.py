@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from ..contract import Problem, Tensors, Tolerance
 from ..model_card import ModelCard
+from ..space import Config
 from ..twin_family import Draw, TwinFamily, attn_res_draws, in_fp32, rounding_tolerance
 
 if TYPE_CHECKING:
     import torch
+
+    from ..collectives import Collectives
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,10 @@ class OutputProjection(Problem):
 
 
 class OutputProjectionFamily(TwinFamily):
-    """See :class:`OutputProjection`. Inputs and twin are one rank's alone: its peers' partial sums are zero."""
+    """See :class:`OutputProjection`. Inputs and twin are one rank's alone: its peers' partial sums are zero.
+
+    Engines are checked and timed on one GPU over the loopback transport: see :meth:`expected`.
+    """
 
     name = "output_projection"
     title = "output projection, all-reduce, residual, AttnRes and norm"
@@ -75,13 +81,38 @@ class OutputProjectionFamily(TwinFamily):
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, not rounded; this rank alone."""
         from ..collectives import StandIn
+
+        return self._over(StandIn(0, problem.tp), problem, inputs)
+
+    def expected(
+        self, problem: Problem, config: Config, inputs: Tensors, factors: tuple[float, ...] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The twin where one GPU plays all ranks: slot r holds this rank's partial times ``factors[r]``.
+
+        Args:
+            problem: its TP is the number of slots.
+            config: ``exchange`` is ``two_shot`` where column owners sum and broadcast; then what this rank owns
+                comes back for every owner, times the factors once more.
+            inputs: this rank's.
+            factors: of the loopback transport, if not its usual ones.
+        """
+        from ..collectives import LoopbackGroup, TwoShot
+        from ..transports import loopback_factors
+
+        group: Collectives = LoopbackGroup(factors or loopback_factors(problem.tp))
+        if config.get("exchange") == "two_shot":
+            group = TwoShot(group)
+        return self._over(group, problem, inputs)
+
+    @staticmethod
+    def _over(group: Collectives, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         from .twin import output_projection
 
         assert isinstance(problem, OutputProjection)
         t = in_fp32(inputs)
         prefix, mlp_input = output_projection(
             t["x"], t["w_o"], t.get("prefix"), list(t["blocks"]), t["res_norm"], t["res_proj"], t["norm_w"],
-            eps=problem.eps, comm=StandIn(0, problem.tp),
+            eps=problem.eps, comm=group,
         )  # fmt: skip
         return {"prefix": prefix, "mlp_input": mlp_input}
 
@@ -91,11 +122,14 @@ class OutputProjectionFamily(TwinFamily):
         return 2 * problem.rows * problem.hidden * (problem.width + 3 * (problem.blocks + 1))
 
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
-        """Partial, sum over ranks and residual; one more for the norm."""
+        """Partial, sum over ranks and residual; one more for the norm.
+
+        Where one GPU plays all ranks the partials are one and the same, so their roundings do not average out.
+        """
         assert isinstance(problem, OutputProjection)
         if output == "prefix":
-            return rounding_tolerance(2, problem.width * problem.tp, "partial sum, residual")
-        return rounding_tolerance(3, problem.width * problem.tp + problem.hidden, "partial sum, residual, norm")
+            return rounding_tolerance(3, problem.width * problem.tp, "partial, sum, residual")
+        return rounding_tolerance(4, problem.width * problem.tp + problem.hidden, "partial, sum, residual, norm")
 
 
 FAMILY = OutputProjectionFamily()

@@ -45,6 +45,7 @@ def test_loopback_reaches_every_slot_with_a_factor_of_its_own(size: int) -> None
 
 def test_factors_are_what_a_caller_says() -> None:
     assert Loopback.alone(4).factors == (1.0, 0.0, 0.0, 0.0)
+    assert Loopback.only(4, 2).factors == (0.0, 0.0, 1.0, 0.0)
     assert Loopback(3, (256.0, -256.0, 1.0)).factors == (256.0, -256.0, 1.0)
     with pytest.raises(InputError, match="no BF16 value"):
         Loopback(1, (1 / 3,))

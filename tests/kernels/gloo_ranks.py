@@ -1,0 +1,146 @@
+"""Real processes, one a rank, over gloo: ``python gloo_ranks.py SIZE SCENARIO FOLDER`` writes ``FOLDER/RANK.pt``.
+
+torch is imported once and the ranks are forked from here, so that eight of them are quick to start. The parent
+serves the store, so no rank's death takes it away.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from k3lab.kernels.collectives import CollectiveError
+from k3lab.kernels.distributed import TorchGroup
+from k3lab.kernels.output_projection.twin import output_projection
+
+ROWS, WIDTH, HIDDEN, BLOCKS, EPS = 3, 128, 112, 2, 1e-5
+WALL_S = 60.0
+LIMIT_S = 1.5
+"""Of a collective where a rank is late or dead."""
+PATIENT_S = 30.0
+
+
+def case(dtype: torch.dtype) -> dict:
+    """The whole problem, the same in every process."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return {
+        "x": draw(ROWS, WIDTH), "w_o": draw(HIDDEN, WIDTH) * WIDTH**-0.5, "prefix": draw(ROWS, HIDDEN),
+        "blocks": [draw(ROWS, HIDDEN) for _ in range(BLOCKS)], "res_norm": draw(HIDDEN), "res_proj": draw(1, HIDDEN),
+        "norm_w": draw(HIDDEN),
+    }  # fmt: skip
+
+
+def shard(whole: dict, rank: int, size: int) -> dict:
+    """A rank's columns of x and of the weight."""
+    return {**whole, **{name: whole[name].chunk(size, dim=-1)[rank] for name in ("x", "w_o")}}
+
+
+def twin(rank: int, size: int, store: dist.Store) -> dict:
+    """Both outputs, in FP64 and BF16, summed in rank order and as the library sums."""
+    found = {}
+    for name, plain in (("ordered", False), ("plain", True)):
+        comm = TorchGroup(dist.PrefixStore(name, store), plain=plain, limit_s=PATIENT_S)
+        for dtype in (torch.float64, torch.bfloat16):
+            mine = shard(case(dtype), rank, size)
+            found[name, dtype] = output_projection(**mine, eps=EPS, comm=comm)
+    comm = TorchGroup(dist.PrefixStore("shards", store), limit_s=PATIENT_S)
+    line = torch.arange(2.0 * size).view(2, size)
+    found["shards"] = comm.all_gather(line[:, rank : rank + 1], -1), comm.reduce_scatter(line, 1)
+    return found
+
+
+def late(rank: int, size: int, store: dist.Store) -> dict:
+    """The last rank comes, but not in time."""
+    comm = TorchGroup(store, limit_s=LIMIT_S)
+    comm.all_reduce(torch.ones(1))
+    if rank == size - 1:
+        time.sleep(3 * LIMIT_S)
+    return {"sum": comm.all_reduce(torch.ones(1))}
+
+
+def slow(rank: int, size: int, store: dist.Store) -> dict:
+    """The last rank comes in time, after a while."""
+    comm = TorchGroup(store, limit_s=PATIENT_S)
+    if rank == size - 1:
+        time.sleep(0.5)
+    return {"sum": comm.all_reduce(torch.ones(1))}
+
+
+def dead(rank: int, size: int, store: dist.Store) -> dict:
+    """Rank 1 dies between two collectives."""
+    comm = TorchGroup(store, limit_s=LIMIT_S)
+    comm.all_reduce(torch.ones(1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"sum": comm.all_reduce(torch.ones(1))}
+
+
+def dead_inside(rank: int, size: int, store: dist.Store) -> dict:
+    """Rank 1 dies in a collective, when all have come to it."""
+    comm = TorchGroup(store, plain=True, limit_s=LIMIT_S)
+    comm.all_reduce(torch.ones(1))
+    if rank == 1:
+        dist.all_reduce = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    return {"sum": comm.all_reduce(torch.ones(1))}
+
+
+def other_shape(rank: int, size: int, store: dist.Store) -> dict:
+    """Rank 1 sums something else."""
+    return {"sum": TorchGroup(store, limit_s=PATIENT_S).all_reduce(torch.ones(1 + (rank == 1)))}
+
+
+SCENARIOS = {one.__name__: one for one in (twin, late, slow, dead, dead_inside, other_shape)}
+
+
+def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
+    """One rank: what the scenario returns, or the error's text, and how long it took."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENT_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENT_S))
+    started = time.monotonic()
+    try:
+        found = SCENARIOS[scenario](rank, size, dist.PrefixStore(scenario, store))
+    except CollectiveError as error:
+        found = {"error": str(error)}
+    found["seconds"] = time.monotonic() - started
+    torch.save(found, folder / f"{rank}.part")
+    os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+
+
+def main() -> None:
+    """Fork the ranks and see to it that all of them end."""
+    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    told, tell = os.pipe()
+    children = []
+    for rank in range(size):  # before the store, whose thread a fork would lose with the locks it holds
+        child = os.fork()
+        if child == 0:
+            try:
+                rank_main(rank, size, int(os.read(told, 8)), scenario, folder)
+            finally:
+                os._exit(0)  # whatever else a peer's death left open
+        children.append(child)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENT_S))
+    os.write(tell, f"{store.port:8d}".encode() * size)
+    deadline = time.monotonic() + WALL_S
+    while children and time.monotonic() < deadline:
+        children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
+        time.sleep(0.01)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    sys.exit(bool(children))
+
+
+if __name__ == "__main__":
+    main()
