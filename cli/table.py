@@ -95,7 +95,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
 
     names = sorted({name for row in data["rows"] for name in row["alternatives"]})
     table = Table(
-        "problem", "engine", "config", f"us ({data['evidence']})", "floor", *names, "other engines",
+        "problem", "engine", "config", f"us ({data['evidence']})", "chain", "hidden", "floor", *names, "other engines",
         title=f"{data['family']} on {data['gpu']}, {data['evidence']}",
     )  # fmt: skip
     for row in data["rows"]:
@@ -105,7 +105,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
         table.add_row(
             " ".join(str(problem[name]) if name == "kind" else f"{name}{problem[name]}" for name in ("kind", "tp", "rows") if name in problem),
             row["engine"], " ".join(f"{name}={value}" for name, value in row["config"].items()), f"{row['us']:.2f}",
-            f"{row['floor_us']:.2f}", *beside, others,
+            *("-" if row[name] is None else f"{row[name]:.2f}" for name in ("chain_us", "hidden_us")), f"{row['floor_us']:.2f}", *beside, others,
         )  # fmt: skip
     console.print(table)
     for reason, labels in data["skipped"].items():

@@ -121,6 +121,40 @@ def predecessor(source: torch.Tensor, result: torch.Tensor, microseconds: float)
     return Runner(made).bind({"source": words, "result": result.view(-1).view(torch.int32)}, pdl=False)
 
 
+def predecessor_of(
+    family: Family, copies: Sequence[Mapping[str, torch.Tensor]], microseconds: float = PREDECESSOR_US
+) -> Callable[[], None]:
+    """The predecessor of kernels that work on these copies: it writes the first activation they share."""
+    import torch
+
+    names = handed_over(family, copies[0])
+    source = copies[0][names[0]].clone() if names else torch.zeros(4, dtype=torch.int32, device="cuda")
+    result = copies[0][names[0]] if names else torch.empty_like(source)
+    return predecessor(source, result, microseconds)
+
+
+def pairs(
+    before: Callable[[], None], runner: Runner, copies: Sequence[Mapping[str, torch.Tensor]], pdl: bool | None = None
+) -> list[Callable[[], None]]:
+    """Predecessor and kernel, one pair a copy; ``pdl`` as for :meth:`k3lab.kernels.launch.Runner.bind`."""
+    return [_after(before, runner.bind(tensors, pdl=pdl)) for tensors in copies]
+
+
+def require_edges(chained: Sequence[Callable[[], None]], compiled: Compiled) -> int:
+    """Programmatic edges in the captured graph of the pairs.
+
+    Raises:
+        BrokenMeasurement: fewer than launches that ask for one.
+    """
+    for call in chained:  # a kernel's first launch loads it, which a capture does not allow
+        call()
+    found = programmatic_edges(captured(chained))
+    wanted = len(chained) * sum(launch.pdl for launch in compiled.launches)
+    if found < wanted:
+        raise BrokenMeasurement(f"{found} programmatic edges in the graph of {len(chained)} pairs, not {wanted}")
+    return found
+
+
 def time_chain(
     family: Family,
     compiled: Compiled,
@@ -145,26 +179,12 @@ def time_chain(
     Raises:
         BrokenMeasurement: the captured graph has fewer programmatic edges than launches that ask for one.
     """
-    import torch
-
-    names = handed_over(family, copies[0])
-    source = copies[0][names[0]].clone() if names else torch.zeros(4, dtype=torch.int32, device="cuda")
-    result = copies[0][names[0]] if names else torch.empty_like(source)
-    before = predecessor(source, result, microseconds)
-
-    def pairs(pdl: bool | None) -> list[Callable[[], None]]:
-        return [_after(before, runner.bind(tensors, pdl=pdl)) for tensors in copies]
-
-    chained = pairs(None)
-    for call in chained:  # a kernel's first launch loads it, which a capture does not allow
-        call()
-    found = programmatic_edges(captured(chained))
-    wanted = len(chained) * sum(launch.pdl for launch in compiled.launches)
-    if found < wanted:
-        raise BrokenMeasurement(f"{found} programmatic edges in the graph of {len(chained)} pairs, not {wanted}")
+    before = predecessor_of(family, copies, microseconds)
+    chained = pairs(before, runner, copies)
+    found = require_edges(chained, compiled)
     alone, quiet = steady([before], policy)
     pair, calm = steady(chained, policy, restore)
-    plain, still = steady(pairs(False), policy, restore)
+    plain, still = steady(pairs(before, runner, copies, pdl=False), policy, restore)
     return ChainTiming(
         spin_us=microseconds,
         predecessor_us=alone.median_us,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..kernels.space import Config, Space, config_digest
+from .confirm import Standing, better_in_chain, dropped_because
 from .storage import reading
 from .study import TrialRecord, TuningStudy
 
@@ -30,6 +31,13 @@ class Finalist:
     band: float
     """Relative difference within which another config is as good."""
     is_default: bool
+    chain: Mapping[str, Any] | None = None
+    """What it adds to a predecessor (see :meth:`k3lab.tuning.chain_contest.Link.to_json`); None where it was not timed there."""
+
+    @property
+    def standing(self) -> Standing:
+        """As the rule of the chain sees it."""
+        return Standing(f"trial {self.trial}", self.value_us, self.value_us * self.band, self.chain)
 
     def to_json(self) -> dict[str, Any]:
         """Field name to value."""
@@ -63,6 +71,8 @@ class Choice:
     runner_up: Mapping[str, Any] | None
     """Next finalist by time, with ``margin``: its time over the winner's, less one."""
     finalists: tuple[Finalist, ...]
+    chain: Mapping[str, Any] | None = None
+    """The winner's figures behind a predecessor, beside ``value_us`` and never in its place; None where there are none."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -140,11 +150,12 @@ def pick(
     """The winner among the finalists, or None where no trial ended ok.
 
     The fastest finalist sets the band; of all finalists inside it the one nearest the default wins, then
-    the one that takes less shared memory and registers. The same trials give the same choice.
+    the one that takes less shared memory and registers. Where finals have chain figures, one that wins alone
+    but not there is dropped (:func:`k3lab.tuning.confirm.better_in_chain`). The same trials give the same choice.
 
     Args:
         objective: ``measured`` or ``predicted``: where the band comes from, and the evidence word.
-        finals: config digest to the finals' ``values_us``, ``spreads`` and ``failed``.
+        finals: config digest to the finals' ``values_us``, ``spreads``, ``failed`` and, where there is one, ``chain``.
     """
     default = config_digest(space.default)
     by_digest = {trial.digest: trial for trial in trials}
@@ -152,17 +163,24 @@ def pick(
     for trial in finalists(trials, space):
         figures = _measured(trial, finals or {}) if objective == "measured" else _predicted(trial)
         if figures is not None:
-            pool.append(Finalist(trial.number, trial.digest, trial.config, *figures, trial.digest == default))
+            chain = (finals or {}).get(trial.digest, {}).get("chain")
+            pool.append(Finalist(trial.number, trial.digest, trial.config, *figures, trial.digest == default, chain))
     if not pool:
         return None
     pool.sort(key=lambda one: (one.value_us, one.digest))
     fastest = pool[0]
     tied = [one for one in pool if one.value_us <= fastest.value_us * (1 + max(one.band, fastest.band))]
     winner = min(tied, key=lambda one: (distance(one.config, space), _weight(by_digest[one.digest]), one.digest))
+    alone, taker = winner, better_in_chain(winner.standing, [one.standing for one in pool if one is not winner])
+    if taker is not None:
+        winner = next(one for one in pool if one.standing == taker)
     band = max(one.band for one in tied)
     source = "measured spread" if objective == "measured" else _band_source(by_digest[winner.digest])
     others = [one for one in pool if one is not winner]
     runner_up = others[0].to_json() | {"margin": round(others[0].value_us / winner.value_us - 1, 4)} if others else None
+    reason = _reason(winner, fastest, tied, others, band, source)
+    if taker is not None:
+        reason = dropped_because(alone.standing, taker)
     default_trial = by_digest.get(default)
     default_us = next((one.value_us for one in pool if one.is_default), None)
     default_status = str(default_trial.outcome.status) if default_trial and default_trial.outcome else "not tried"
@@ -174,7 +192,7 @@ def pick(
         trial=winner.trial,
         value_us=winner.value_us,
         evidence=objective,
-        reason=_reason(winner, fastest, tied, others, band, source),
+        reason=reason,
         tie_band=round(band, 4),
         tie_band_source=source,
         tied=tuple(one.trial for one in tied),
@@ -183,6 +201,7 @@ def pick(
         margin_over_default=round(1 - winner.value_us / default_us, 4) if default_us else None,
         runner_up=runner_up,
         finalists=tuple(pool),
+        chain=winner.chain,
     )
 
 

@@ -125,10 +125,10 @@ def _lane(compiled: Compiled, copies: Sequence[dict[str, torch.Tensor]], policy:
     return Lane(capture_calls(calls, policy), [runner, calls], buffers=runner.buffers)
 
 
-def _gave_up(lane: Lane) -> str:
+def gave_up(buffers: Mapping[str, torch.Tensor]) -> str:
     """What the health record among a contestant's buffers says, or nothing."""
     try:
-        check_health(lane.buffers)
+        check_health(buffers)
     except CollectiveError as error:
         return f"a wait of the kernel gave up: {error}"
     return ""
@@ -145,7 +145,7 @@ def _round(lane: Lane, policy: TimingPolicy, restore: Callable[[], None] | None,
         if best.spread <= policy.max_spread:
             break
     assert best is not None
-    if why := _gave_up(lane):
+    if why := gave_up(lane.buffers):
         lane.failed = why
     elif best.spread > policy.max_spread:
         lane.failed = f"unstable: spread {best.spread:.1%} after {policy.attempts} attempts"

@@ -135,9 +135,27 @@ def retime(task: Task, stage: Stage) -> Outcome:
 
 def contest(task: Task, stage: Stage) -> Outcome:
     """Time the contestants, which were all measured before, in turn in this process, beside what a user would run."""
-    from .compiling import compile_config
     from .contest import time_contest
     from .policy import CONTEST
+
+    compiled = _contestants(task, stage)
+    result = time_contest(task.family, task.problem, compiled, CONTEST, task.job.seed, lambda: stage("time"))
+    return Outcome(Status.OK, value=1.0, payload=result)  # a contest has no objective
+
+
+def chain(task: Task, stage: Stage) -> Outcome:
+    """Time the contestants behind a predecessor, in turn in this process."""
+    from .chain_contest import time_chains
+    from .policy import CHAIN
+
+    compiled = _contestants(task, stage)
+    result = time_chains(task.family, task.problem, compiled, CHAIN, task.job.seed, lambda: stage("time"))
+    return Outcome(Status.OK, value=1.0, payload=result)
+
+
+def _contestants(task: Task, stage: Stage) -> list[Compiled | str]:
+    """Each compiled, or why not."""
+    from .compiling import compile_config
 
     stage("compile")
     compiled: list[Compiled | str] = []
@@ -150,8 +168,7 @@ def contest(task: Task, stage: Stage) -> Outcome:
             raise
         except Exception as error:  # it compiled before; the others can still be compared
             compiled.append(describe(error))
-    result = time_contest(task.family, task.problem, compiled, CONTEST, task.job.seed, lambda: stage("time"))
-    return Outcome(Status.OK, value=1.0, payload=result)  # a contest has no objective
+    return compiled
 
 
 def _time(task: Task, compiled: Compiled, stage: Stage, policy: Any) -> Outcome:

@@ -19,7 +19,7 @@ from .outcome import Outcome, SetupError
 DEFAULT_EVALUATOR = "k3lab.tuning.evaluate"
 """Module with the functions of :class:`Evaluator`."""
 
-Kind = Literal["predict", "compile", "measure", "retime", "contest", "build"]
+Kind = Literal["predict", "compile", "measure", "retime", "contest", "chain", "build"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Job:
     digests: tuple[str, str] | None = None
     """Source and glue digest the engine must have; None where any will do."""
     contestants: Sequence[Mapping[str, Any]] = ()
-    """Of a contest: ``engine``, ``config`` and ``digests`` of each; the job's own are those of the first."""
+    """Of a contest or its chains: ``engine``, ``config`` and ``digests`` of each; the job's own are those of the first."""
 
     @property
     def key(self) -> str:
@@ -83,6 +83,9 @@ class Evaluator(Protocol):
 
     def contest(self, task: Task, stage: Stage) -> Outcome:
         """Time the contestants, configs of one or several engines, in turn; the payload holds their times."""
+
+    def chain(self, task: Task, stage: Stage) -> Outcome:
+        """Time the contestants behind a predecessor, in turn; the payload holds what each adds to it."""
 
     def build(self, task: Task, stage: Stage) -> Outcome:
         """Compile for ``job.arch``; the payload holds launches, buffers and cubins for a bundle."""

@@ -41,3 +41,6 @@ FULL = TimingPolicy()
 
 CONTEST = TimingPolicy(samples=15, warm_ms=20.0)
 """For a round of a contest: the GPU has just run another contestant."""
+
+CHAIN = TimingPolicy(samples=7, warm_ms=2.0)
+"""For a round of a contest's chains, half a second in all: what the samples spread widens the band, no more."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FORMAT = "k3lab-table"
 SCHEMA = 1
+CHAIN = ("chain_us", "plain_us", "hidden_us")
+"""Figures of a row beside the isolated one: added to a predecessor with a programmatic edge, without, and their difference."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Row:
     """Microseconds of each engine's winner, the fastest first."""
     environment: Mapping[str, Any] | None
     policy: Mapping[str, Any] | None
+    chain: Mapping[str, Any] | None = None
+    """What the winner adds to a predecessor, and how much of it the programmatic edge hides; None where it was not timed so."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +59,7 @@ class Row:
             "config": dict(self.config),
             "us": round(self.us, 3),
             "band": round(self.band, 4),
+            **{name: round(self.chain[name], 3) if self.chain else None for name in CHAIN},
             "floor_us": round(self.floor_us, 3),
             "alternatives": dict(self.alternatives),
             "engines": {name: round(value, 3) for name, value in self.engines.items()},
@@ -71,10 +76,13 @@ def row_of(
     found = figures(contest, decision.engine, choice["digest"]) if contest else None
     us, band = found or (choice["value_us"], choice["tie_band"])
     floor = contest["floor_us"] if contest else family.traffic(problem).bytes / gpu.read_bandwidth * 1e6
+    notes = list(contest.get("notes", ())) if contest else []
+    if contest and (why := contest.get("chain", {}).get("failed")):
+        notes.append(f"not confirmed in a chain: {why}")
     return Row(
         problem, decision.engine, choice["config"], us, band, floor, dict(contest["alternatives"]) if contest else {},
         decision.reason, choice["reason"], decision.times_us, contest["environment"] if contest else None,
-        contest["policy"] if contest else None, tuple(contest.get("notes", ())) if contest else (),
+        contest["policy"] if contest else None, decision.chain, tuple(notes),
     )  # fmt: skip
 
 

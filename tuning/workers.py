@@ -153,7 +153,7 @@ class Workers:
             thread.join(2 * REAP_S)
 
     def _first(self, job: Job) -> Role:
-        return "gpu" if self.measured and job.kind in ("retime", "contest") else "prepare"
+        return "gpu" if self.measured and job.kind in ("retime", "contest", "chain") else "prepare"
 
     def _serve(self, supervisor: Supervisor, role: Role) -> None:
         """A thread's life: jobs of its role, until the end."""

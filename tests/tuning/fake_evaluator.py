@@ -141,6 +141,30 @@ def contest(task: Any, stage: Any) -> Outcome:
     return Outcome(Status.OK, value=1.0, payload=payload)
 
 
+def chain(task: Any, stage: Any) -> Outcome:
+    """Behind a predecessor: 3 us of what it takes alone are hidden, or what ``FAKE_CHAIN`` (JSON by config digest) says.
+
+    That holds microseconds, or a reason why it fails; the word ``dies`` ends the process.
+    """
+    stage("compile")
+    log(task)
+    told = json.loads(os.environ.get("FAKE_CHAIN", "{}"))
+    results: list[dict[str, Any]] = []
+    for one in task.job.contestants:
+        stage("time")
+        plain = latency_us(one["engine"], one["config"])
+        value = told.get(config_digest(one["config"]), plain - 3)
+        if value == "dies" or "all" in told:
+            os._exit(4)
+        if isinstance(value, str):
+            results.append({"failed": value})
+            continue
+        figures = {"chain_us": value, "plain_us": plain, "hidden_us": plain - value, "band_us": 0.1}
+        results.append({**figures, "programmatic": True, "failed": ""})
+    payload = {"results": results, "spin_us": 8.0, "predecessor_us": 9.0, "rounds": 2, "policy": {"samples": 3}}
+    return Outcome(Status.OK, value=1.0, payload=payload)
+
+
 def build(task: Any, stage: Any) -> Outcome:
     """The fake engine's cubin."""
     stage("compile")

@@ -104,6 +104,41 @@ def test_a_chain_is_timed_with_all_its_edges(made, device):
     assert chain.chain_us > found.floor_us - chain.spin_us
 
 
+def test_a_contest_of_chains_agrees_with_one_chain_and_is_quick(device):
+    """All engines behind one predecessor: as each alone, one without programmatic launches hides nothing, half a second."""
+    import time
+
+    from k3lab.tuning.chain_contest import time_chains
+    from k3lab.tuning.compiling import compile_config
+    from k3lab.tuning.policy import CHAIN, QUICK
+    from k3lab.tuning.timing import time_compiled
+
+    problem = FAMILY.problem(K3, tp=8, rows=8)
+    engines = [engine for engine in FAMILY.engines if not engine.refuses(problem, device.arch)]
+    compiled = [
+        compile_config(engine, problem, engine.space(problem, device.need_card()).default, device.arch)
+        for engine in engines
+    ]
+    still = dataclasses.replace(
+        compiled[0], launches=tuple(dataclasses.replace(launch, pdl=False) for launch in compiled[0].launches)
+    )
+    six = ([still, *compiled] * 6)[:6]
+    time_chains(FAMILY, problem, six, CHAIN, 0, lambda: None)  # the predecessor is compiled, the clocks are up
+    begun = time.perf_counter()
+    found = time_chains(FAMILY, problem, six, CHAIN, 0, lambda: None)
+    took = time.perf_counter() - begun
+    assert took < 1.0, f"{took:.2f} s"
+    first, *others = found["results"][: 1 + len(compiled)]
+    assert (first["programmatic"], first["hidden_us"]) == (False, 0.0)
+    assert first["chain_us"] == pytest.approx(others[0]["plain_us"], rel=0.1)
+    for one, result in zip(compiled, others, strict=False):
+        alone = time_compiled(FAMILY, one, QUICK, chain=True).chain
+        assert alone is not None
+        assert result["failed"] == ""
+        assert result["chain_us"] == pytest.approx(alone.chain_us, abs=0.7 + result["band_us"])
+        assert result["plain_us"] == pytest.approx(alone.plain_us, abs=0.7 + result["band_us"])
+
+
 def test_what_reads_its_input_before_it_waits_is_told(device):
     """A kernel without a wait, launched as if it had one, must not pass the check."""
     from k3lab.tuning.check import check_compiled

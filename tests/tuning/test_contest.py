@@ -108,7 +108,11 @@ def test_the_fastest_engine_wins_outside_the_noise() -> None:
     found = decided(triton=[12.0, 12.0, 12.1], cute_mma=[11.0, 11.02, 11.0], cute_skinny=[11.5, 11.5, 11.5])
     assert found.engine == "cute_mma"
     assert list(found.times_us) == ["cute_mma", "cute_skinny", "triton"]
-    assert found.reason == "cute_mma is 4.5% ahead of cute_skinny (11.50 us), 3 rounds in turn in one process"
+    assert (
+        found.reason
+        == "cute_mma is 4.5% ahead of cute_skinny (11.50 us), 3 rounds in turn in one process; not timed in a chain"
+    )
+    assert found.chain is None
 
 
 def test_a_tie_goes_to_the_first_of_the_list_and_says_so() -> None:
@@ -123,6 +127,22 @@ def test_engines_without_a_time_do_not_win() -> None:
     assert decided(triton=[12.0] * 3, cute_mma=[]).engine == "triton"
     with pytest.raises(InputError, match="no engine"):
         decided(triton=[])
+
+
+def test_an_engine_that_wins_alone_but_not_in_the_chain_is_dropped() -> None:
+    note = noted(triton=[11.3] * 3, cute_mma=[11.0] * 3)
+    note["entries"][0]["chain"] = {"chain_us": 7.0, "plain_us": 11.3, "hidden_us": 4.3, "band_us": 0.1, "programmatic": True}  # fmt: skip
+    note["entries"][1]["chain"] = {"chain_us": 10.9, "plain_us": 11.0, "hidden_us": 0.1, "band_us": 0.1, "programmatic": True}  # fmt: skip
+    found = decide(note, {"triton": "triton", "cute_mma": "cute_mma"}, ORDER)
+    assert found.engine == "triton"
+    assert found.chain == note["entries"][0]["chain"]
+    assert list(found.times_us) == ["cute_mma", "triton"]  # isolated, as they are
+    assert found.reason.startswith("cute_mma is dropped in the chain: it takes 11.00 us alone and adds 10.90 us")
+    assert found.reason.endswith("it adds 7.00 us to a predecessor, 4.30 us of it hidden")
+    note["entries"][1]["chain"]["chain_us"] = 7.4  # 0.4 us: no more than its 0.3 us alone and the bands
+    kept = decide(note, {"triton": "triton", "cute_mma": "cute_mma"}, ORDER)
+    assert kept.engine == "cute_mma"
+    assert "ahead of triton" in kept.reason
 
 
 def test_predictions_are_compared_as_such() -> None:

@@ -78,10 +78,13 @@ def test_one_process_measures_all_and_the_faster_engine_wins(tmp_path: Path, log
     assert (result.ended, result.missing, result.skipped) == ("done", (), {})
     assert [(row.problem.rows, row.engine) for row in result.rows] == [(1, "large"), (8, "large")]
     seen = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len({pid for kind, _, pid in seen if kind in ("measure", "contest")}) == 1
-    assert Counter(kind for kind, _, _ in seen)["contest"] == 2
-    assert Counter(kind for kind, _, _ in seen)["retime"] == 0
+    assert len({pid for kind, _, pid in seen if kind in ("measure", "contest", "chain")}) == 1
+    counts = Counter(kind for kind, _, _ in seen)
+    assert (counts["contest"], counts["chain"], counts["retime"]) == (2, 2, 0)
     row = result.rows[0]
+    assert row.chain is not None
+    assert row.chain["hidden_us"] == 3.0
+    assert row.to_json()["chain_us"] == pytest.approx(row.us - 3, abs=0.02)
     assert (row.alternatives, row.floor_us) == ({"PyTorch": 33.0}, 4.0)
     assert list(row.engines) == ["large", "small"]
     assert row.engines["small"] == pytest.approx(18, rel=0.02)
@@ -172,6 +175,54 @@ def test_a_contestant_that_ends_the_process_is_found(tmp_path: Path, monkeypatch
     result = tune_table(request(tmp_path / "t", 1, engines=(fake_family.SMALL,)))
     assert result.rows == ()
     assert "the contest of tp1-rows1 ended as crashed" in result.missing[0]
+
+
+def choice_of(folder: Path, engine: str) -> dict[str, Any]:
+    (path,) = folder.glob(f"fake-{engine}-*.sqlite3")
+    with TuningStudy.for_reading(path) as study:
+        return study.note("choice")
+
+
+def test_what_wins_alone_but_not_in_the_chain_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "s"
+    alone = tune_table(request(tmp_path / "alone", 1)).rows[0]
+    slow = {config_digest(alone.config): alone.us + 5}
+    monkeypatch.setenv("FAKE_CHAIN", json.dumps(slow))
+    (row,) = tune_table(request(folder, 1)).rows
+    assert (row.engine, alone.engine) == ("large", "large")
+    assert row.config != alone.config
+    assert row.us > alone.us  # isolated, as it is
+    assert "is dropped in the chain" in row.config_reason
+    choice = choice_of(folder, "large")
+    assert choice["config"] == row.config
+    assert choice["chain"] == row.chain
+    figures = {one["digest"]: (one["value_us"], one["chain"]) for one in choice["finalists"]}
+    assert figures[config_digest(alone.config)][1]["chain_us"] == alone.us + 5
+    (entry,) = export([folder], tmp_path / "b", family=fake_family.FAMILY, evaluator="fake_evaluator").entries
+    assert entry.config == row.config
+    assert "is dropped in the chain" in entry.choice.reason
+    assert [one.to_json() for one in tune_table(request(folder, 1)).rows] == [row.to_json()]
+
+
+def test_who_fails_in_the_chain_is_out_and_a_chain_that_cannot_be_timed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = request(tmp_path / "alone", 1)
+    alone = tune_table(ask).rows[0]
+    for what, words in (("lost edges", "in a chain: lost edges"), ("dies", "in a chain: crashed")):
+        monkeypatch.setenv("FAKE_CHAIN", json.dumps({config_digest(alone.config): what}))
+        folder = tmp_path / what.replace(" ", "-")
+        (row,) = tune_table(dataclasses.replace(ask, folder=folder)).rows
+        assert row.config != alone.config
+        (path,) = folder.glob("fake-large-*.sqlite3")
+        with TuningStudy.for_reading(path) as study:
+            assert words in study.note("finals")[config_digest(alone.config)]["failed"]
+    monkeypatch.setenv("FAKE_CHAIN", '{"all": "die"}')
+    (row,) = tune_table(dataclasses.replace(ask, folder=tmp_path / "none")).rows
+    assert row.config == alone.config
+    assert row.chain is None
+    assert row.to_json()["chain_us"] is None
+    assert row.notes == ("not confirmed in a chain: the chain of tp1-rows1 ended as crashed: worker exited with code 4 while timing",)  # fmt: skip
 
 
 def test_a_table_becomes_a_bundle_that_serves_the_rows_between(tmp_path: Path) -> None:

@@ -94,6 +94,10 @@ def test_a_table_lets_engines_compete_in_one_process(tmp_path: Path) -> None:
         assert row.floor_us < row.alternatives["PyTorch"]
         assert row.us == min(row.engines.values()) or "tie" in row.reason
         assert row.band < 0.05
+        assert row.chain is not None, row.notes
+        assert row.chain["plain_us"] == pytest.approx(row.us, rel=0.25)
+        assert row.chain["hidden_us"] > -0.5
+        assert row.to_json()["us"] == round(row.us, 3)
     assert as_result(table)["environment"]["gpu"]["driver"] != "unknown"
     assert tune_table(ask).new_trials == 0
     export([tmp_path / "s"], tmp_path / "bundle")
