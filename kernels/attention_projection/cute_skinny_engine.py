@@ -105,8 +105,6 @@ class CuteSkinnyEngine(Engine):
     def _constraints(problem: AttentionProjection, gpu: GpuCard) -> tuple[Constraint, ...]:
         hidden, outputs, rows = problem.hidden, problem.outputs, problem.rows
         pair = order(hidden)
-        # a small problem cannot fill the machine: its share of the weights, or a few short rows, is all there is
-        under_way = min(gpu.read_bandwidth / gpu.sms * LATENCY_S, outputs * hidden * 2 / gpu.sms, 8 * hidden * 2)
 
         def tiles(c: Config) -> int:
             return hidden // (int(c["threads"]) * int(c["vec"]))
@@ -117,6 +115,11 @@ class CuteSkinnyEngine(Engine):
         def resident_bytes(c: Config) -> int:
             resident = min(blocks_per_sm(c, rows), -(-blocks(c) // gpu.sms))
             return resident * int(c["outputs_a_block"]) * int(c["depth"]) * int(c["threads"]) * int(c["vec"]) * 2
+
+        # a small problem cannot fill the machine: its share of the weights, or a few short rows, is all there is; and
+        # where registers or short rows leave the default less than that, what it has is enough
+        share = min(gpu.read_bandwidth / gpu.sms * LATENCY_S, outputs * hidden * 2 / gpu.sms, 8 * hidden * 2)
+        under_way = min(share, resident_bytes(CuteSkinnyEngine._default(problem)))
 
         return (
             Constraint(

@@ -15,6 +15,7 @@ class CuteTcgen05Engine(CuteTmaEngine):
     archs = ("sm_100a", "sm_103a")
     sources = (HERE / "cute_tcgen05.py", *SHARED_SOURCES)
     mma_rows, n_step, mma_warps = 128, 16, 1
+    other_registers = 20
 
     def host(self) -> Callable[..., Any]:
         """See :meth:`CuteTmaEngine.host`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract import Arg, Compiled, Problem, Work
 from ..space import Config, Constraint, Param, Space
 from .common import OUT, ROWS, projection, refuses_always
-from .cute_tma_tiles import BOX, TiledEngine, TmaTiles, busy, clusters_at_once, layers
+from .cute_tma_tiles import BOX, GROUP, TiledEngine, TmaTiles, busy, clusters_at_once, layers, up
 
 if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
@@ -57,6 +57,8 @@ class CuteTmaEngine(TiledEngine):
 
     family = "attention_projection"
     compiler = "cute"
+    other_registers: int
+    """Registers of a consumer thread beside its sums."""
 
     @abstractmethod
     def host(self) -> Callable[..., Any]:
@@ -75,7 +77,15 @@ class CuteTmaEngine(TiledEngine):
         hidden, outputs = problem.hidden, problem.outputs
         heights = tile_rows_values(outputs, gpu)
         share, layer = cache(partial(busy, outputs, gpu=gpu)), cache(partial(layers, outputs, gpu=gpu))
-        enough = WORST_BUSY * max(share(*pair, 1) for pair in self._pairs(problem, gpu))
+        least, enough = {}, {}
+        for kind, pairs in (
+            ("free", self._pairs(problem, gpu)),
+            ("invariant", self._pairs(problem, gpu, (INVARIANT_SPLIT,))),
+        ):
+            most = max((share(*pair, 1) for pair in pairs), default=1.0)
+            least[kind] = min((layer(*pair, 1) for pair in pairs), default=1)
+            # the invariant choice is worth as much, or, where it has nothing of that kind, the best that it has
+            enough[kind] = min(most, enough["free"]) if enough else WORST_BUSY * most
         invariant = self._k_bounds(hidden, INVARIANT_SPLIT, INVARIANT_K_TILE)
         k_bounds = cache(partial(self._k_bounds, hidden))
 
@@ -107,7 +117,10 @@ class CuteTmaEngine(TiledEngine):
                     f"no GPC of {gpu.name} has {{split}} x {{multicast}} SMs",
                 ),
                 Constraint(
-                    lambda c: layer(*filling(c)) <= MAX_LAYERS and share(*filling(c)) >= enough,
+                    lambda c: (
+                        layer(*filling(c)) <= max(MAX_LAYERS, least[str(c["k_order"])])
+                        and share(*filling(c)) >= enough[str(c["k_order"])]
+                    ),
                     f"tiles of {{tile_rows}} rows over {{split}} blocks leave more SMs of {gpu.name} idle than others do",
                 ),
                 Constraint(
@@ -130,17 +143,30 @@ class CuteTmaEngine(TiledEngine):
                     f"the ring exceeds the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
                 ),
                 Constraint(
-                    lambda c: self._blocks_a_sm(self.tiles(problem, c), gpu) >= layer(*filling(c)),
-                    "tiles of {tile_rows} rows need more than one block an SM, and such rings do not fit beside each other",
+                    lambda c: (
+                        layer(*filling(c)) <= least[str(c["k_order"])]
+                        or self._blocks_a_sm(self.tiles(problem, c), gpu) >= layer(*filling(c))
+                    ),
+                    "tiles of {tile_rows} rows need more than one block an SM, and such rings and registers do not fit "
+                    "beside each other",
                 ),
             ),
             default=self._default(problem, gpu),
         )
 
-    @staticmethod
-    def _blocks_a_sm(tiles: TmaTiles, gpu: GpuCard) -> int:
-        """By shared memory, of which the system takes 1 KB for each, threads, and tensor memory where there is any."""
-        fits = min(gpu.shared_per_sm // (tiles.shared_bytes + 1024), gpu.max_threads_per_sm // tiles.threads)
+    @classmethod
+    def registers(cls, tiles: TmaTiles) -> int:
+        """A thread's registers, in the eights that they are given out in."""
+        return up(GROUP * tiles.register_groups + cls.other_registers, 8)
+
+    @classmethod
+    def _blocks_a_sm(cls, tiles: TmaTiles, gpu: GpuCard) -> int:
+        """By shared memory, of which the system takes 1 KB for each, threads, registers, and tensor memory where there is any."""
+        fits = min(
+            gpu.shared_per_sm // (tiles.shared_bytes + 1024),
+            gpu.max_threads_per_sm // tiles.threads,
+            gpu.registers_per_sm // (tiles.threads * cls.registers(tiles)),
+        )
         return min(fits, gpu.tmem_per_sm // (tiles.tmem_columns * TMEM_COLUMN_BYTES)) if gpu.tmem_per_sm else fits
 
     @staticmethod
@@ -149,11 +175,15 @@ class CuteTmaEngine(TiledEngine):
         return [rank * (hidden // k_tile) // split * k_tile for rank in range(split + 1)]
 
     @staticmethod
-    def _pairs(problem: AttentionProjection, gpu: GpuCard) -> list[tuple[int, int]]:
-        """(tile height, split) of one layer of blocks, two K tiles each, so that a ring has its least two stages."""
+    def _pairs(problem: AttentionProjection, gpu: GpuCard, splits: tuple[int, ...] = SPLITS) -> list[tuple[int, int]]:
+        """(tile height, split) of the fewest layers of blocks, two K tiles each, so that a ring has its least two stages.
+
+        One layer, but for weights of more rows than all SMs have in tiles of the greatest height.
+        """
         heights = tile_rows_values(problem.outputs, gpu)
-        pairs = [(t, s) for t in heights for s in SPLITS if 2 * s <= problem.hidden // BOX and clusters_at_once(gpu, s)]
-        return [pair for pair in pairs if layers(problem.outputs, *pair, 1, gpu) == 1]
+        pairs = [(t, s) for t in heights for s in splits if 2 * s <= problem.hidden // BOX and clusters_at_once(gpu, s)]
+        least = min((layers(problem.outputs, *pair, 1, gpu) for pair in pairs), default=1)
+        return [pair for pair in pairs if layers(problem.outputs, *pair, 1, gpu) == least]
 
     def _default(self, problem: AttentionProjection, gpu: GpuCard) -> Config:
         """Nearly all SMs busy, tiles not too small (each reads x), then the least split; a ring of about 512 columns."""
@@ -161,7 +191,8 @@ class CuteTmaEngine(TiledEngine):
         shares = {pair: busy(problem.outputs, *pair, 1, gpu) for pair in pairs}
         good = [pair for pair in pairs if shares[pair] >= 0.95 * max(shares.values())]
         tile_rows, split = min(good, key=lambda pair: (pair[0] < DEFAULT_TILE_ROWS, pair[1], pair[0]))
-        k_tile, most = (128, 4) if problem.rows > 32 and problem.hidden % 128 == 0 else (64, 9)
+        wide = problem.rows > 32 and problem.hidden % 128 == 0 and 2 * split <= problem.hidden // 128
+        k_tile, most = (128, 4) if wide else (64, 9)
         config: dict[str, int | str] = {
             "tile_rows": tile_rows, "split": split, "multicast": 1, "k_tile": k_tile,
             "reduce": "pull", "producers": 1, "k_start": "first", "release": "loads", "k_order": "free",

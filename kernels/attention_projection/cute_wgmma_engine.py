@@ -15,6 +15,7 @@ class CuteWgmmaEngine(CuteTmaEngine):
     archs = ("sm_90a",)
     sources = (HERE / "cute_wgmma.py", *SHARED_SOURCES)
     mma_rows, n_step, mma_warps = 64, 8, 0
+    other_registers = 26
 
     def host(self) -> Callable[..., Any]:
         """See :meth:`CuteTmaEngine.host`."""

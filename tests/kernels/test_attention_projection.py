@@ -1,6 +1,7 @@
 """Attention projection: shapes, bytes, the twin, what engines refuse, spaces, machine code."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -97,6 +98,21 @@ def test_skinny_space_has_a_legal_default_for_the_small_model_too(rows):
     for card, tp in ((K3, 16), (SMALL_K3, 4)):
         problem = FAMILY.problem(card, tp=tp, rows=rows)
         assert FAMILY.engine("cute_skinny").space(problem, GB300).legal
+
+
+@pytest.mark.parametrize("name", ["H200", "GB300"])
+@pytest.mark.parametrize("engine", FAMILY.engines, ids=lambda engine: engine.name)
+@pytest.mark.parametrize("outputs", [16, 96, 1008, 1600, 9984, 24720, 49376, 299584])
+def test_any_shape_is_refused_with_a_reason_or_has_a_space(engine, name, outputs):
+    """From less than a tile to more rows than all SMs have in the largest tiles, at short and long K."""
+    card = gpu_card(name)
+    for hidden, rows in itertools.product((64, 128, 192, 256, 768, 1024, 2048, 7168, 16384), (1, 8, 33, 64)):
+        problem = dataclasses.replace(FAMILY.problem(K3, tp=16, rows=rows), outputs=outputs, hidden=hidden)
+        if engine.refuses(problem, card.arch) is None:
+            space = engine.space(problem, card)
+            assert space.illegal(space.default) is None
+            if hidden == 7168 and rows in (8, 64) and "k_order" in space.default:
+                assert space.restricted({"k_order": "invariant"}).legal
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
