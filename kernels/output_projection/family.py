@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..contract import Problem, Tensors, Tolerance
+from ..contract import Engine, Problem, Tensors, Tolerance
 from ..model_card import ModelCard
 from ..space import Config
 from ..twin_family import Draw, TwinFamily, attn_res_draws, in_fp32, rounding_tolerance
@@ -43,9 +44,17 @@ class OutputProjectionFamily(TwinFamily):
 
     name = "output_projection"
     title = "output projection, all-reduce, residual, AttnRes and norm"
-    outputs = ("prefix", "mlp_input")
+    outputs = ("prefix_out", "mlp_input")
     rotated = ("w_o", "res_norm", "res_proj", "norm_w")
     problem_type = OutputProjection
+    default_engine = "cute_fused"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -114,7 +123,21 @@ class OutputProjectionFamily(TwinFamily):
             t["x"], t["w_o"], t.get("prefix"), list(t["blocks"]), t["res_norm"], t["res_proj"], t["norm_w"],
             eps=problem.eps, comm=group,
         )  # fmt: skip
-        return {"prefix": prefix, "mlp_input": mlp_input}
+        return {"prefix_out": prefix, "mlp_input": mlp_input}
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
+        """PyTorch operators, the exchange over the same slots in one GPU's memory."""
+        from .chain import chain_call
+
+        assert isinstance(problem, OutputProjection)
+        return chain_call(problem, tensors)
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """The same as a function."""
+        from .chain import chain
+
+        assert isinstance(problem, OutputProjection)
+        return chain(problem)
 
     def flops(self, problem: Problem) -> int:
         """The projection, and six per AttnRes source element."""
@@ -127,7 +150,7 @@ class OutputProjectionFamily(TwinFamily):
         Where one GPU plays all ranks the partials are one and the same, so their roundings do not average out.
         """
         assert isinstance(problem, OutputProjection)
-        if output == "prefix":
+        if output == "prefix_out":
             return rounding_tolerance(3, problem.width * problem.tp, "partial, sum, residual")
         return rounding_tolerance(4, problem.width * problem.tp + problem.hidden, "partial, sum, residual, norm")
 

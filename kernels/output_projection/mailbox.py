@@ -176,7 +176,7 @@ def two_shot(ranks: int, rows: int, hidden: int, form: Packet) -> tuple[Layout, 
 
 @dataclass(frozen=True)
 class RowExchange:
-    """Scalars of a row that its units tell each other on their own GPU: ``[rows][units][packets]``.
+    """Scalars of a row that its units tell each other on their own GPU: ``[rows][packets][units]``.
 
     A packet is 16 bytes, three FP32 values and all 32 bits of the epoch, one .b128 access. One parity is enough: it
     is published after the dependency wait, when all that read the one before have ended.
@@ -196,7 +196,7 @@ class RowExchange:
     def offset(self, row: int, unit: int, index: int) -> int:
         """Byte offset of a packet."""
         assert 0 <= row < self.rows and 0 <= unit < self.units and 0 <= index < self.packets
-        return ((row * self.units + unit) * self.packets + index) * ROW_WORDS * 4
+        return ((row * self.packets + index) * self.units + unit) * ROW_WORDS * 4
 
     def buffer(self, name: str) -> Buffer:
         """For an engine's list of buffers."""

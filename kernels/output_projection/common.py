@@ -1,0 +1,128 @@
+"""What the engines of this family share: arguments, buffers, first refusals, sizes of the producer's and mixer's parts."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from .. import health
+from ..contract import Arg, Buffer, Engine, Problem
+from ..space import Config
+from .family import OutputProjection
+from .mailbox import Layout, RowExchange, epochs_buffer, one_shot, packet
+
+COLUMNS = 56
+"""Columns of w_o that one block of the producer makes: eight packets of seven."""
+UNITS = 32
+"""Warps that share a row's AttnRes and norm; each has 32 packets of seven columns."""
+HIDDEN = COLUMNS * 4 * UNITS
+"""The hidden size these kernels are written for."""
+SCALAR_PACKETS = 8
+"""Kinds of packets in the exchange of scalars: up to six for the saved blocks' sums, one for their mix, one for the
+prefix."""
+SUM_WORDS = 66
+"""FP32 words a row of one warp's sums takes in shared memory."""
+PACKET = packet("bf16x7e16")
+RESERVED_REGISTERS = 30
+"""Addresses, targets and the allocator's slack, beside operands and sums."""
+MIXER_REGISTERS = 150
+"""What a mixer takes with 16 slots and 8 saved blocks."""
+
+
+def projection(problem: Problem) -> OutputProjection:
+    """The problem as this family's own type."""
+    assert isinstance(problem, OutputProjection)
+    return problem
+
+
+def refuses_always(engine: Engine, problem: OutputProjection, arch: str) -> str | None:
+    """What no engine of this family serves."""
+    if arch not in engine.archs:
+        return f"architecture {arch} is not among {', '.join(engine.archs)}"
+    if problem.hidden != HIDDEN:
+        return f"hidden {problem.hidden}: the kernels cut rows of {HIDDEN} columns into 1024 packets of seven"
+    if problem.width % 32:
+        return f"width {problem.width} is not a multiple of 32, the columns that a warp takes in one step"
+    if not 0 <= problem.blocks <= 8:
+        return f"{problem.blocks} saved blocks: the kernels mix at most 8"
+    if problem.tp > 16:
+        return f"TP {problem.tp}: a lane polls the slots of at most 16 ranks at once"
+    return None
+
+
+def mail(problem: OutputProjection) -> Layout:
+    """The mailbox of partials."""
+    return one_shot(problem.tp, problem.rows, problem.hidden, PACKET)
+
+
+def scalars(problem: OutputProjection) -> RowExchange:
+    """The exchange of a row's scalars."""
+    return RowExchange(problem.rows, UNITS, SCALAR_PACKETS)
+
+
+def exchange_buffers(problem: OutputProjection, blocks: int) -> tuple[Buffer, ...]:
+    """What launches leave to each other; ``blocks`` keep launch counters."""
+    return (
+        *mail(problem).buffers("mailbox"),
+        scalars(problem).buffer("scalars"),
+        epochs_buffer("epochs", blocks),
+        health.BUFFER,
+    )
+
+
+def tensor_args(problem: OutputProjection) -> dict[str, Arg]:
+    """Kernel arguments by name; a layer that restarts the residual has no old one."""
+    names = (
+        "x", "w_o", "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox",
+        "mailbox_targets", "scalars", "epochs", "health",
+    )  # fmt: skip
+    args = {name: Arg("tensor", name) for name in names}
+    if problem.kind == "restart":
+        args["prefix"] = Arg("null")
+    return args
+
+
+def fake_tensors(problem: OutputProjection, blocks: int) -> dict[str, Any]:
+    """What the compiler is told of each argument. Imports the compiler."""
+    from cutlass import BFloat16, Int32, Int64
+    from cutlass.cute.runtime import make_fake_tensor
+
+    rows, hidden, width = problem.rows, problem.hidden, problem.width
+    shapes: Mapping[str, tuple[int, ...]] = {
+        "x": (rows, width), "w_o": (hidden, width), "prefix": (rows, hidden), "blocks": (max(problem.blocks, 1), rows, hidden),
+        "res_norm": (hidden,), "res_proj": (1, hidden), "norm_w": (hidden,), "prefix_out": (rows, hidden),
+        "mlp_input": (rows, hidden),
+    }  # fmt: skip
+    sizes = {name: (BFloat16, shape) for name, shape in shapes.items()}
+    for buffer in exchange_buffers(problem, blocks):
+        sizes[buffer.name] = (Int64 if buffer.dtype == "int64" else Int32, buffer.shape)
+    made = {}
+    for name, (dtype, shape) in sizes.items():
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        made[name] = make_fake_tensor(dtype, shape, stride=tuple(strides), assumed_align=16)
+    return made
+
+
+def eps_constant(eps: float) -> float:
+    """``eps`` as FP32 has it: what the kernel adds."""
+    return float(struct.unpack("<f", struct.pack("<f", eps))[0])
+
+
+def gemm_tiles(rows: int, config: Config) -> tuple[int, int, int]:
+    """(n8 tiles of w, m16 tiles of x, rows of 8 an x tile has) of one warp of the producer."""
+    chunks = int(config["run_bytes"]) // 64
+    return COLUMNS * chunks // 8, -(-rows // 16), chunks if rows <= 8 else 2
+
+
+def gemm_registers(rows: int, config: Config) -> int:
+    """Registers of a producer's thread: operands in flight, sums, and the rest."""
+    n_tiles, m_tiles, halves = gemm_tiles(rows, config)
+    return 4 * (int(config["depth"]) * (n_tiles + m_tiles * halves) + n_tiles * m_tiles) + RESERVED_REGISTERS
+
+
+def register_limit(warps: int, registers_per_sm: int = 65536) -> int:
+    """Registers a thread the compiler may use: it counts a block's warps in fours."""
+    return min(255, registers_per_sm // (128 * -(-warps // 4)) // 8 * 8)

@@ -1,0 +1,93 @@
+"""CuTe DSL kernel: output projection, all-reduce, residual, AttnRes and norm in one launch, for few rows."""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+from cutlass.memory import SmemAllocator
+
+from .cute_mix import PACKETS, UNITS, finish, mix_of_saved, saved_words, weights_of
+from .cute_parts import epoch_of, pause, row_words
+from .cute_product import ROW_WORDS, SUMS_DONE, partial
+
+
+@cute.kernel
+def k3_output_projection_cute_fused_step(
+    x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
+    norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
+    SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
+    BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Block b: the first ``WARPS`` warps make and publish columns 56 b onwards; warp m of the ``MIXERS`` others
+    takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
+
+    All blocks wait for each other: they must be on the GPU together. A mixer begins to poll when its own block's
+    products are done, so that polls do not stand in the way of the weights.
+    """
+    t, _, _ = arch.thread_idx()
+    block, _, _ = arch.block_idx()
+    lane = t % 32
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
+    counter, record = epochs.iterator.toint(), health.iterator.toint()
+    if warp < WARPS:
+        partial(
+            x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, rows, block, warp, lane,
+            ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
+        )  # fmt: skip
+    else:
+        number = block * MIXERS + warp - WARPS
+        row, unit = number // UNITS, number % UNITS
+        packet = unit * 32 + lane
+        folded, norm = weights_of(
+            res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), packet, HIDDEN
+        )
+        arch.griddepcontrol_wait()
+        epoch = epoch_of(counter, block)
+        if row < rows:
+            old = [Uint32(0)] * 4
+            sources = saved_words(blocks.iterator.toint(), row, packet, ROWS, HIDDEN, SAVED)
+            if cutlass.const_expr(not RESTART):
+                old = row_words(prefix.iterator.toint(), row, HIDDEN, packet, False)
+            here = scalars.iterator.toint() + Int64(row) * (PACKETS * UNITS * 16)
+            mix, total, largest = mix_of_saved(
+                sources, folded, here, unit, lane, epoch, record, block, HIDDEN, EPS, JITTER
+            )
+            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + MIXERS))
+            finish(
+                mailbox.iterator.toint(), old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, record, block,
+                prefix_out.iterator.toint(), mlp_input.iterator.toint(), ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, JITTER,
+            )  # fmt: skip
+        else:
+            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + MIXERS))
+        # every warp of the block has read its counter before the barrier above; the next launch does after its wait
+        pause(JITTER, epoch, block * 64 + 36)
+        if warp == WARPS and lane == 0:
+            arch.inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[counter + block * 4, epoch])
+
+
+k3_output_projection_cute_fused_step.set_name_prefix(
+    "k3_output_projection_cute_fused_step", remove_cutlass_symbol=True, keep_mangled_name=False
+)
+
+
+@cute.jit
+def launch(
+    x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
+    norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
+    SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
+    BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+):  # fmt: skip
+    """Host side: one block for 56 columns."""
+    k3_output_projection_cute_fused_step(
+        x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
+        rows, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, BACKOFF, RELEASE, JITTER,
+    ).launch(grid=[HIDDEN // 56, 1, 1], block=[32 * (WARPS + MIXERS), 1, 1], stream=stream)  # fmt: skip

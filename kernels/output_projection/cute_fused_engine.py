@@ -1,0 +1,168 @@
+"""The cute_fused engine: what it refuses, its space, and how a config becomes a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..space import Config, Constraint, Param, Space
+from .common import (
+    COLUMNS,
+    MIXER_REGISTERS,
+    SUM_WORDS,
+    UNITS,
+    eps_constant,
+    exchange_buffers,
+    fake_tensors,
+    gemm_registers,
+    gemm_tiles,
+    mail,
+    projection,
+    refuses_always,
+    register_limit,
+    tensor_args,
+)
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+HERE = Path(__file__).parent
+INVARIANT = {"run_bytes": 64, "warps_k": 6}
+"""What the order of a partial's sum depends on, pinned for batch-invariant results."""
+MOST_ROWS = 16
+
+
+def mixers(rows: int) -> int:
+    """Warps of a block that finish rows: every unit of every row has its own on the GPU."""
+    blocks = COLUMNS * 4 * UNITS // COLUMNS
+    return -(-rows * UNITS // blocks)
+
+
+class CuteFusedEngine(Engine):
+    """One launch: 128 blocks make and publish partials, then each finishes its part of a row."""
+
+    name = "cute_fused"
+    family = "output_projection"
+    compiler = "cute"
+    sources = tuple(HERE / f"{name}.py" for name in ("cute_fused", "cute_mix", "cute_parts", "cute_product"))
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """Few rows: each part of each row has a warp of its own, beside those of the product."""
+        problem = projection(problem)
+        if problem.rows > MOST_ROWS:
+            return f"{problem.rows} rows: a block holds the warps of at most {MOST_ROWS} beside the product's"
+        if problem.width % 192:
+            return f"width {problem.width} is not a multiple of 192, the columns of six warps"
+        return refuses_always(self, problem, arch)
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """How K is split over warps, loads in flight, how waits poll, when the next kernel may start."""
+        problem = projection(problem)
+        rows, width = problem.rows, problem.width
+
+        def steps(c: Config) -> int:
+            return width // (int(c["run_bytes"]) // 2 * int(c["warps_k"]))
+
+        def warps(c: Config) -> int:
+            return int(c["warps_k"]) + mixers(rows)
+
+        def pinned(c: Config) -> bool:
+            return c["k_order"] == "free" or all(c[name] == value for name, value in INVARIANT.items())
+
+        return Space(
+            params=(
+                Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
+                Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
+                Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
+                Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls"),
+                Param(
+                    "release",
+                    ("entry", "loads", "end"),
+                    "when the next kernel may start: at entry, after the last weight load is issued, at the end",
+                ),
+                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows and GPUs"),
+            ),
+            constraints=(
+                Constraint(pinned, "k_order invariant needs " + ", ".join(f"{k} {v}" for k, v in INVARIANT.items())),
+                Constraint(
+                    lambda c: c["run_bytes"] == 64 or rows <= 8,
+                    f"two runs of {rows} token rows exceed the 16 rows of an MMA",
+                ),
+                Constraint(
+                    lambda c: width % (int(c["run_bytes"]) // 2 * int(c["warps_k"])) == 0,
+                    f"{{warps_k}} warps of {{run_bytes}} bytes do not divide width {width}",
+                ),
+                Constraint(lambda c: int(c["depth"]) <= steps(c), "more steps in flight than a warp has"),
+                Constraint(
+                    lambda c: gemm_registers(rows, c) <= register_limit(warps(c), gpu.registers_per_sm),
+                    "operands in flight and sums exceed a thread's registers",
+                ),
+                Constraint(
+                    lambda c: register_limit(warps(c), gpu.registers_per_sm) >= MIXER_REGISTERS,
+                    f"so many warps leave a mixer less than {MIXER_REGISTERS} registers",
+                ),
+            ),
+            default=self._default(problem),
+        )
+
+    @staticmethod
+    def _default(problem: Problem) -> Config:
+        """Six warps, so that with two mixers a block has eight: as many registers as a thread can have."""
+        problem = projection(problem)
+        return {
+            "run_bytes": 64, "warps_k": 6, "depth": min(4 if problem.rows <= 8 else 3, problem.width // 192), "backoff": 0, "release": "loads",
+            "k_order": "free",
+        }  # fmt: skip
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """One launch. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        from cutlass import Int32
+
+        from ..cute_compile import compile_cute
+        from .cute_fused import launch
+
+        problem = projection(problem)
+        rows, blocks, finishing = problem.rows, problem.hidden // COLUMNS, mixers(problem.rows)
+        warps = int(config["warps_k"])
+        args = tensor_args(problem)
+        fakes = fake_tensors(problem, blocks)
+        built = compile_cute(
+            launch,
+            (
+                *(fakes[name] for name in args), Int32(1), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
+                problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
+                warps, finishing, int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+            ),
+            arch,
+            grid=(blocks, 1, 1),
+            block=(32 * (warps + finishing), 1, 1),
+            shared_bytes=warps * rows * SUM_WORDS * 4,
+            args=(*args.values(), Arg("int32", "rows")),
+            pdl=True,
+        )  # fmt: skip
+        built = dataclasses.replace(built, needs_residency=True)
+        return Compiled(self.family, self.name, problem, config, arch, (built,), exchange_buffers(problem, blocks))
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads x; packets are written and read once; three hand-overs between blocks."""
+        problem = projection(problem)
+        n_tiles, _, _ = gemm_tiles(problem.rows, config)
+        columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
+        return Work(
+            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
+            + 2 * mail(problem).received_bytes,
+            in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
+            tile_turns=problem.width / columns,
+            dependent_steps=2,
+        )
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """Of the partial, of the ranks, of a row's scalars."""
+        chunks = int(config["run_bytes"]) // 64
+        return (
+            f"partial: MMAs over every {config['warps_k']}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, "
+            f"then {config['warps_k']} warps ascending; ranks ascending; a row's scalars: 7 columns ascending, 32 lanes, "
+            f"then 32 units by butterfly"
+        )

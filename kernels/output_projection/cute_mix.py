@@ -1,0 +1,164 @@
+"""Consumer part of the CuTe DSL kernels: a warp takes 224 columns of a row through sum, residual, AttnRes and norm."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from .cute_parts import (
+    EXP2,
+    LOG2E,
+    PARTIAL,
+    RCP,
+    ROW,
+    RSQRT,
+    as_float,
+    as_word,
+    packed,
+    pause,
+    poll,
+    publish,
+    row_words,
+    seven,
+    store_row_words,
+    sum_lanes,
+    sum_sixteen,
+    unary,
+)  # fmt: skip
+
+# a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
+UNITS = 32
+# what units tell each other: packets of the exchange of scalars, the saved blocks' in those before these
+PACKETS, MIX_PACKET, SUM_PACKET = 8, 6, 7
+
+
+@cute.jit
+def weights_of(res_norm: Int64, res_proj: Int64, norm_w: Int64, packet: Int32, HIDDEN: cutlass.Constexpr):
+    """(AttnRes norm times query, norm weight) at a lane's columns, FP32; no activations, so before the wait."""
+    zero = Int32(0)
+    gamma = seven(row_words(res_norm, zero, HIDDEN, packet, True))
+    query = seven(row_words(res_proj, zero, HIDDEN, packet, True))
+    return [g * q for g, q in zip(gamma, query, strict=True)], seven(row_words(norm_w, zero, HIDDEN, packet, True))
+
+
+@cute.jit
+def saved_words(
+    blocks: Int64,
+    row: Int32,
+    packet: Int32,
+    ROWS: cutlass.Constexpr,
+    HIDDEN: cutlass.Constexpr,
+    BLOCKS: cutlass.Constexpr,
+):
+    """A lane's columns of every saved block of a row."""
+    return [row_words(blocks + i * ROWS * HIDDEN * 2, row, HIDDEN, packet, False) for i in range(BLOCKS)]
+
+
+@cute.jit
+def mix_of_saved(
+    sources: list, folded: list, scalars: Int64, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
+    HIDDEN: cutlass.Constexpr, EPS: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """(mix of the saved blocks at a lane's columns, its weights' sum, the largest score), weights relative to that.
+
+    The scores need sums over the whole row: units publish theirs to each other in the GPU's own memory. ``scalars``
+    is where the row's begin. The mix's own square, too, is published here, for whoever will need it after the sum.
+    """
+    count = len(sources)
+    if cutlass.const_expr(count == 0):
+        mix, total, largest = [Float32(0.0)] * 7, Float32(0.0), Float32(-float("inf"))
+    else:
+        values = [seven(words) for words in sources]
+        sums = []
+        for i in cutlass.range_constexpr(count):
+            square, dot = Float32(0.0), Float32(0.0)
+            for v, f in zip(values[i], folded, strict=True):
+                square += v * v
+                dot += v * f
+            sums += [square, dot]
+        sums += [Float32(0.0)] * (16 - len(sums))
+        mine = sum_sixteen(sums, lane)
+        # lane p publishes sums 3 p to 3 p + 2
+        three = [as_word(arch.shuffle_sync(mine, (lane * 6 + 2 * k) & 31)) for k in range(3)]
+        packets = -(-2 * count // 3)
+        step = UNITS * 16
+        pause(JITTER, epoch, block * 64 + 32 + unit)
+        if lane < packets:
+            publish(scalars + lane * step + unit * 16, [*three, epoch], "gpu")
+        got = poll(scalars + lane * 16, packets, step, "gpu", 32, epoch, health, ROW, block, 0)
+        sums = [as_float(got[4 * (i // 3) + i % 3]) if i < 2 * count else Float32(0.0) for i in range(16)]
+        mine = sum_sixteen(sums, lane)
+        square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
+        score = dot * unary(RSQRT, square * (1.0 / HIDDEN) + EPS)
+        score = score if lane // 4 < count else Float32(-float("inf"))
+        largest = score
+        for distance in (4, 8, 16):
+            largest = cutlass.max(largest, arch.shuffle_sync_bfly(largest, distance))
+        weight = unary(EXP2, (score - largest) * LOG2E)
+        total = weight
+        for distance in (4, 8, 16):
+            total += arch.shuffle_sync_bfly(total, distance)
+        mix = [Float32(0.0)] * 7
+        for i in cutlass.range_constexpr(count):
+            alpha = arch.shuffle_sync(weight, 4 * i)
+            mix = [m + alpha * v for m, v in zip(mix, values[i], strict=True)]
+        square = Float32(0.0)
+        for m in mix:
+            square += m * m
+        (square,) = sum_lanes([square])
+        if lane == 0:
+            publish(scalars + MIX_PACKET * step + unit * 16, [as_word(square), Uint32(0), Uint32(0), epoch], "gpu")
+    return mix, total, largest
+
+
+@cute.jit
+def finish(
+    mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, scalars: Int64,
+    unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """From all ranks' packets to the two outputs.
+
+    Sum over ranks in rank order in FP32, rounded; plus the old prefix, rounded; the mix and the norm in FP32, rounded
+    once. The mean square of the mix follows from three sums over the row, of which the twin knows nothing but the
+    result: ``|a m + b p|^2 = a^2 m.m + 2 a b m.p + b^2 p.p``, so there is one exchange after the last packet.
+    """
+    packet, step = unit * 32 + lane, UNITS * 16
+    parity = Int32(epoch & Uint32(1))
+    pause(JITTER, epoch, block * 64 + 33 + unit)
+    at = mailbox + ((parity * ROWS + row) * (HIDDEN // 7) + packet) * 16
+    words = poll(at, TP, 2 * ROWS * (HIDDEN // 7) * 16, "sys", 16, epoch, health, PARTIAL, block, BACKOFF)
+    values = seven(words[:4])
+    for rank in cutlass.range_constexpr(1, TP):
+        values = [v + more for v, more in zip(values, seven(words[4 * rank : 4 * rank + 4]), strict=True)]
+    new = packed(values)
+    if cutlass.const_expr(not RESTART):
+        new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
+    p = seven(new)
+    square, dot, cross = Float32(0.0), Float32(0.0), Float32(0.0)
+    for v, f, m in zip(p, folded, mix, strict=True):
+        square += v * v
+        dot += v * f
+        cross += v * m
+    three = sum_lanes([square, dot, cross])
+    pause(JITTER, epoch, block * 64 + 34 + unit)
+    if lane == 0:
+        publish(scalars + SUM_PACKET * step + unit * 16, [*(as_word(one) for one in three), epoch], "gpu")
+    store_row_words(prefix_out, row, HIDDEN, packet, new)
+    first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
+    count = SUM_PACKET + 1 - first
+    got = poll(scalars + first * step + lane * 16, count, step, "gpu", 32, epoch, health, ROW, block, BACKOFF)
+    sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
+    sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
+    square, dot, cross, mixed = sums
+    score = dot * unary(RSQRT, square * (1.0 / HIDDEN) + EPS)
+    top = cutlass.max(largest, score)
+    a, b = unary(EXP2, (largest - top) * LOG2E), unary(EXP2, (score - top) * LOG2E)
+    scale = unary(RCP, a * total + b)
+    a, b = a * scale, b * scale
+    mean = (a * a * mixed + 2.0 * a * b * cross + b * b * square) * (1.0 / HIDDEN)
+    r = unary(RSQRT, mean + EPS)
+    out = [(a * m + b * v) * r * n for m, v, n in zip(mix, p, norm, strict=True)]
+    store_row_words(mlp_input, row, HIDDEN, packet, packed(out))

@@ -1,0 +1,178 @@
+"""Producer part of the CuTe DSL kernels: 56 columns of a rank's partial sums, from weights to published packets."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from .cute_parts import EVICT_FIRST, LOAD_TARGET, SCALE, epoch_of, pause, publish, read, rounded
+
+# not .nc: the compiler may move such a load below the dependency wait, and does
+LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
+LOAD_X = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
+MMA = (
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0},{$w1},{$w2},{$w3}}, "
+    "{{$r0},{$r1},{$r2},{$r3}}, {{$r4},{$r5}}, {{$r6},{$r7},{$r8},{$r9}};"
+)
+COLUMNS = 56
+# FP32 sums of one row in shared memory: eight packets of eight, and two more so that rows fall on other banks
+ROW_WORDS = 66
+GEMM_DONE, SUMS_DONE = 1, 2
+
+
+@cute.jit
+def multiply(acc: list, wr: list, xr: list, HALVES: cutlass.Constexpr):
+    """Two MMAs for each pair of 16 rows of x and 8 of w: acc += x w^T over 32 columns."""
+    n_tiles, m_tiles = len(wr) // 4, len(xr) // (4 * HALVES)
+    sums = list(acc)
+    for m in cutlass.range_constexpr(m_tiles):
+        lower = xr[m * HALVES * 4 : m * HALVES * 4 + 4]
+        upper = xr[m * 8 + 4 : m * 8 + 8] if cutlass.const_expr(HALVES == 2) else [Uint32(0)] * 4
+        for k in cutlass.range_constexpr(2):
+            a = [lower[2 * k], upper[2 * k], lower[2 * k + 1], upper[2 * k + 1]]
+            for j in cutlass.range_constexpr(n_tiles):
+                c = (m * n_tiles + j) * 4
+                args = [*a, wr[4 * j + 2 * k], wr[4 * j + 2 * k + 1], *sums[c : c + 4]]
+                sums[c : c + 4] = arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args)
+    return sums
+
+
+@cute.jit
+def run(
+    text: cutlass.Constexpr,
+    base: Int64,
+    COUNT: cutlass.Constexpr,
+    STRIDE: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    policy: list,
+):
+    """Four words from each of ``COUNT`` addresses, ``STRIDE`` bytes apart."""
+    words = []
+    for i in cutlass.range_constexpr(COUNT):
+        words += read(text, base + (first + i * STRIDE), 4, policy)
+    return words
+
+
+@cute.jit
+def each(text: cutlass.Constexpr, bases: list, offset: Int32):
+    """Four words from each address plus the offset."""
+    words = []
+    for base in bases:
+        words += read(text, base + offset, 4, [])
+    return words
+
+
+@cute.jit
+def place(column: Int32):
+    """Where a column of the 56 lies among the eight packets of eight FP32 values."""
+    at = column % 16 // 2 * 8 + column // 16 * 2 + column % 2
+    return at if column < 48 else (column - 48) * 8 + 6
+
+
+@cute.jit
+def partial(
+    x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, rows: Int32, block: Int32,
+    warp: Int32, lane: Int32,
+    ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, WAITERS: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Columns ``56 block`` onwards of ``x w^T``, rounded once to BF16, into this rank's slot on every rank.
+
+    ``WARPS`` warps share K. A lane loads 8 neighbouring columns of a w row in one go, a warp a run of
+    ``32 CHUNKS`` columns of ``8 / CHUNKS`` rows. With two chunks, which takes at most 8 rows of x, the MMA sees each
+    as rows of their own, of x and of w, and the products of equal chunks are added. Within 32 columns K is permuted,
+    for x and w alike. Sums: MMAs of a (warp, chunk) ascending, its two chunks, then the warps ascending.
+    Published are all ``ROWS`` rows, so that every slot is as new as the epoch says; those beyond ``rows`` repeat the
+    last one.
+    """
+    group, quad = lane // 4, lane % 4
+    per_tile, width = 8 // CHUNKS, 32 * CHUNKS
+    n_tiles, steps = COLUMNS // per_tile, WIDTH // (width * WARPS)
+    depth = min(DEPTH, steps)
+    halves = CHUNKS if ROWS <= 8 else 2
+    m_tiles = -(-ROWS // 16)
+    start = warp * width + quad * 8
+    w_at = w + (Int64(block * COLUMNS + group // CHUNKS) * WIDTH + start + group % CHUNKS * 32) * 2
+    policy = Int64(EVICT_FIRST)
+    if cutlass.const_expr(RELEASE == "entry"):
+        arch.griddepcontrol_launch_dependents()
+    hop = width * WARPS * 2
+    w_in = [run(LOAD_W, w_at, n_tiles, per_tile * WIDTH * 2, s * hop, [policy]) for s in range(depth)]
+    arch.griddepcontrol_wait()
+
+    x_at = []
+    for m in cutlass.range_constexpr(m_tiles):
+        for h in cutlass.range_constexpr(halves):
+            row = group if cutlass.const_expr(ROWS <= 8) else m * 16 + h * 8 + group
+            shift = h * 32 if cutlass.const_expr(ROWS <= 8) else 0
+            x_at.append(x + (Int64(cutlass.min(row, rows - 1)) * WIDTH + start + shift) * 2)
+    x_in = [each(LOAD_X, x_at, s * hop) for s in range(depth)]
+    epoch = epoch_of(counter, block)
+    # a lane publishes to every fourth rank
+    peers = -(-TP // 4)
+    whom = []
+    for i in cutlass.range_constexpr(peers):
+        whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
+
+    if cutlass.const_expr(RELEASE == "loads" and depth == steps):
+        arch.griddepcontrol_launch_dependents()
+    acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
+    for r in cutlass.range(steps // depth - 1, unroll=1):
+        for d in cutlass.range_constexpr(depth):
+            acc = multiply(acc, w_in[d], x_in[d], halves)
+            at = ((r + 1) * depth + d) * hop
+            w_in[d] = run(LOAD_W, w_at + at, n_tiles, per_tile * WIDTH * 2, 0, [policy])
+            x_in[d] = each(LOAD_X, x_at, at)
+    rest = steps % depth
+    for d in cutlass.range_constexpr(depth):
+        acc = multiply(acc, w_in[d], x_in[d], halves)
+        if cutlass.const_expr(d < rest):
+            w_in[d] = run(LOAD_W, w_at, n_tiles, per_tile * WIDTH * 2, (steps - rest + d) * hop, [policy])
+            x_in[d] = each(LOAD_X, x_at, (steps - rest + d) * hop)
+    if cutlass.const_expr(RELEASE == "loads" and depth < steps):
+        arch.griddepcontrol_launch_dependents()
+    for d in cutlass.range_constexpr(rest):
+        acc = multiply(acc, w_in[d], x_in[d], halves)
+
+    size = ROWS * ROW_WORDS
+    for m in cutlass.range_constexpr(m_tiles):
+        for j in cutlass.range_constexpr(n_tiles):
+            c = (m * n_tiles + j) * 4
+            if cutlass.const_expr(CHUNKS == 2):
+                if group < ROWS:
+                    sums[warp * size + group * ROW_WORDS + place(j * 4 + quad)] = acc[c] + acc[c + 3]
+            else:
+                for e in cutlass.range_constexpr(2 * min(halves, 2)):
+                    row = m * 16 + e // 2 * 8 + group
+                    if row < ROWS:
+                        sums[warp * size + row * ROW_WORDS + place(j * 8 + quad * 2 + e % 2)] = acc[c + e]
+    arch.barrier(barrier_id=GEMM_DONE, number_of_threads=32 * WARPS)
+    if cutlass.const_expr(WAITERS > 0):
+        arch.barrier_arrive(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + WAITERS), aligned=False)
+
+    parity = Int32(epoch & Uint32(1))
+    pause(JITTER, epoch, block * 64 + warp)
+    for turn in cutlass.range_constexpr(-(-ROWS // WARPS)):
+        row = turn * WARPS + warp
+        if row < ROWS:
+            # lane 4 p + e has word e of packet p: two neighbouring sums of each warp
+            at = row * ROW_WORDS + lane * 2
+            first, second = sums[at], sums[at + 1]
+            for part in cutlass.range_constexpr(1, WARPS):
+                first += sums[at + part * size]
+                second += sums[at + part * size + 1]
+            mine = rounded(first, second)
+            whole = [arch.shuffle_sync(mine, (lane & 28) + word) for word in range(4)]
+            line = ((parity * ROWS + row) * (HIDDEN // 7) + block * 8 + group) * 16
+            for i in cutlass.range_constexpr(peers):
+                factor = whom[i][2]
+                scaled = [
+                    arch.inline_ptx(SCALE, write_only_types=[Uint32], read_only_args=[word, factor]) for word in whole
+                ]
+                scaled[3] = (scaled[3] & Uint32(0xFFFF)) | (epoch << 16)
+                address = Int64(whom[i][1]) << 32 | Int64(whom[i][0])
+                if quad + 4 * i < TP:
+                    publish(address + line, scaled, "sys")
+    pause(JITTER, epoch, block * 64 + 35)
