@@ -55,7 +55,7 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     assert "Requires-Python: >=3.11" in metadata
     assert "Requires-Dist: nvidia-cutlass-dsl==4.8.1" in metadata
     extras = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")}
-    assert extras >= {"dev", "notebooks", "postgres", "parquet", "ncu"}
+    assert extras >= {"dev", "docs", "notebooks", "postgres", "parquet", "ncu"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
 
 

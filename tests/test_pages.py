@@ -171,6 +171,21 @@ def test_a_number_in_a_readme_table_names_its_result() -> None:
             assert all(path.is_file() for path in files), line
 
 
+def test_the_page_of_a_kernel_says_what_its_table_says() -> None:
+    """Every committed table of a family with bars has a page, and each section and the figure are the table's."""
+    from k3lab.cli.kernel_page import differences, read_page, table_path
+    from k3lab.cli.page_data import load_bars
+
+    owners = [owner.name for owner in registry() if (ROOT / "kernels" / owner.name / "bars.json").is_file()]
+    assert owners
+    tables = [name for name in owners if (ROOT / table_path(name, load_bars(name))).is_file()]
+    if not tables:
+        pytest.skip(f"no table of {', '.join(owners)} is recorded yet")
+    for name in tables:
+        found = differences(read_page(name, ROOT))
+        assert not found, f"`python -m k3lab.cli.kernel_page {name}` renews it: {found}"
+
+
 def test_every_recorded_result_says_what_it_rests_on() -> None:
     """A result file has an evidence word; a measured one also GPU, driver, versions and commit."""
     from k3lab.cli.recorded import load_result, result_files

@@ -7,6 +7,8 @@ import pytest
 from k3lab.kernels import K3, family
 from k3lab.kernels.device import discover
 
+from .device_stats import record
+
 pytestmark = pytest.mark.gpu
 FAMILY = family("attention_projection")
 
@@ -127,22 +129,4 @@ def test_timing(device, name, benchmark):
     assert timing.cold.copies >= 9
     assert timing.hot_us < timing.cold_us  # 46 MB fit in the L2
     assert timing.cold_us >= timing.floor_us * 0.97
-    samples = iter(timing.cold.samples_ns)
-    benchmark.extra_info.update(timing.to_json())
-    # device time as the stats: one recorded sample a round
-    benchmark._timer = _replayed(samples)
-    benchmark.pedantic(lambda: None, rounds=len(timing.cold.samples_ns), iterations=1)
-    assert benchmark.stats.stats.median == pytest.approx(timing.cold_us * 1e-6, rel=0.01)
-
-
-def _replayed(samples_ns):
-    """A timer for pytest-benchmark whose differences are the recorded device times."""
-    state = {"now": 0.0, "start": True}
-
-    def timer():
-        if not state["start"]:
-            state["now"] += next(samples_ns, 0) * 1e-9
-        state["start"] = not state["start"]
-        return state["now"]
-
-    return timer
+    record(benchmark, timing)

@@ -1,0 +1,201 @@
+"""A kernel's page as data: the table of results it tells, the bars it is held to, and each section's text.
+
+The table is ``results/<gpu>/<family>_table.json`` (:mod:`k3lab.tuning.table_rows`); the bars are
+``kernels/<family>/bars.json``: most microseconds by outputs and range of rows, and the least mean over the alternative.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..kernels.errors import InputError
+from ..tuning.alternatives import PYTORCH
+from ..tuning.table_rows import FORMAT, SCHEMA
+
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+
+Row = Mapping[str, Any]
+
+
+def load_table(path: Path) -> dict[str, Any]:
+    """A table, each row's ``problem`` whole.
+
+    Raises:
+        InputError: the file is not there, or is no table.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"no table at {path} ({error.strerror}); `k3lab tune-table --results {path}` makes it") from error  # fmt: skip
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON: {error}") from error
+    if not isinstance(data, dict) or (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
+        raise InputError(f"{path} is no table of `k3lab tune-table`, version {SCHEMA}")
+    return {**data, "rows": [{**row, "problem": {**data["problem"], **row["problem"]}} for row in data["rows"]]}
+
+
+def load_bars(family: str) -> dict[str, Any]:
+    """The bars of a family, by outputs and rows.
+
+    Raises:
+        InputError: it has none.
+    """
+    path = KERNELS / family / "bars.json"
+    if not path.is_file():
+        raise InputError(f"family {family} has no bars: kernels/{family}/bars.json is not there")
+    return json.loads(path.read_text())
+
+
+def at(table: Mapping[str, Any], outputs: int, rows: tuple[int, int]) -> list[Row]:
+    """Rows of the table with so many outputs and with token rows in the range, both ends included, ascending."""
+    found = [
+        row for row in table["rows"]
+        if row["problem"]["outputs"] == outputs and rows[0] <= row["problem"]["rows"] <= rows[1]
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: row["problem"]["rows"])
+
+
+def bar_of(bars: Mapping[str, Any], row: Row) -> float | None:
+    """Most microseconds of a row's problem; None where there is no bar."""
+    problem = row["problem"]
+    for bar in bars["bars"]:
+        if bar["outputs"] == problem["outputs"] and bar["rows"][0] <= problem["rows"] <= bar["rows"][1]:
+            return float(bar["us"])
+    return None
+
+
+def beside(row: Row) -> float | None:
+    """Microseconds of what a user would run instead, timed in the same contest; None where it was not."""
+    return row["alternatives"].get(PYTORCH)
+
+
+def ratio(row: Row) -> float | None:
+    """How many times quicker than the alternative."""
+    other = beside(row)
+    return None if other is None else other / row["us"]
+
+
+def counted(rows: int) -> str:
+    """So many rows, in words."""
+    return f"{rows} row" if rows == 1 else f"{rows} rows"
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def _lines(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body)]
+
+
+def record_section(table: Mapping[str, Any], link: str) -> list[str]:
+    """What the figures rest on."""
+    where, policy = table["environment"], table["policy"] or {}
+    gpu = where.get("gpu") or {}
+    packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
+    device = f" on {gpu['name']}, driver {gpu['driver']}" if gpu else f" for {table['gpu']}"
+    lines = [
+        f"{table['evidence'].capitalize()}{device}; {packages}; commit {where['commit']}: [{len(table['rows'])} problems]({link})."
+    ]
+    if policy:
+        lines.append(
+            f"Isolated: a CUDA graph of at least {policy['calls']} calls without programmatic edges, weights cold (copies over "
+            f"{policy['rotate_bytes'] / 1e6:.0f} MB in turn), all engines and the alternative in turn in one process."
+        )  # fmt: skip
+    return lines + [f"Missing: {line}" for line in table["missing"]]
+
+
+def bars_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
+    """Each bar, its slowest row count, and whether it is held."""
+    body = []
+    for bar in bars["bars"]:
+        first, last = bar["rows"]
+        found = at(table, bar["outputs"], (first, last))
+        if not found:
+            body.append([str(bar["outputs"]), f"{first}-{last}", f"{bar['us']:.1f}", "-", "not measured"])
+            continue
+        slowest = max(found, key=lambda row: row["us"])
+        over = slowest["us"] - bar["us"]
+        body.append([
+            str(bar["outputs"]), f"{first}-{last}", f"{bar['us']:.1f}",
+            f"{slowest['us']:.2f} at {counted(slowest['problem']['rows'])}", "held" if over <= 0 else f"**missed** by {over:.3f} us",
+        ])  # fmt: skip
+    return _lines(("N", "rows", "at most, us", "slowest, us", ""), body)
+
+
+def mean_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
+    """The geometric mean over the alternative, and the shape that gains least."""
+    asked, name = bars["mean"], bars["beside"]
+    wanted = [(outputs, rows) for outputs in asked["outputs"] for rows in asked["rows"]]
+    found = [
+        (*place, value) for place in wanted for row in at(table, place[0], (place[1],) * 2) if (value := ratio(row))
+    ]
+    if len(found) < len(wanted):
+        return [f"{len(found)} of {len(wanted)} shapes are measured beside {name}: no mean yet."]
+    mean = math.exp(sum(math.log(value) for _, _, value in found) / len(found))
+    outputs, rows, least = min(found, key=lambda one: one[2])
+    shapes = f"N = {', '.join(map(str, asked['outputs']))} and {', '.join(map(str, asked['rows']))} rows"
+    return [
+        f"Geometric mean over {name} across {shapes}: **{mean:.3f}x**, bar {asked['ratio']}x: {_held(mean >= asked['ratio'])}.",
+        f"Least gain: {least:.3f}x at N = {outputs}, {counted(rows)}; none below {asked['least']}x: {_held(least >= asked['least'])}.",
+    ]
+
+
+def _held(yes: bool) -> str:
+    return "held" if yes else "**missed**"
+
+
+def aims_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
+    """What lies beyond the bars: shares of the read ceiling, and microseconds hidden in a chain."""
+    aims, body = bars["aims"], []
+    for aim in aims["share_of_ceiling"]:
+        found = at(table, aim["outputs"], (1, 64))
+        if not found:
+            continue
+        shares = [(row["floor_us"] / row["us"], row["problem"]["rows"]) for row in found]
+        hidden = [(row["hidden_us"], row["problem"]["rows"]) for row in found if row["hidden_us"] is not None]
+        body.append([
+            str(aim["outputs"]), f"{aim['share']:.0%}", f"{sum(share >= aim['share'] for share, _ in shares)} of {len(shares)}",
+            *(f"{share:.1%} at {counted(rows)}" for share, rows in (min(shares), max(shares))),
+            f"{sum(us >= aims['hidden_us'] for us, _ in hidden)} of {len(hidden)}",
+            f"{min(hidden)[0]:.2f} to {max(hidden)[0]:.2f}" if hidden else "-",
+        ])  # fmt: skip
+    head = ("N", "share of the read ceiling", "row counts that reach it", "least", "most",
+            f"row counts that hide {aims['hidden_us']:g} us in a chain", "hidden, us")  # fmt: skip
+    return _lines(head, body)
+
+
+def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
+    """One table a shape: the winner of each row count beside its floor and the alternative."""
+    shapes: dict[tuple[int, str, int], list[Row]] = {}
+    for row in table["rows"]:
+        problem = row["problem"]
+        shapes.setdefault((problem["tp"], problem["kind"], problem["outputs"]), []).append(row)
+    head = ("rows", "engine", "us", "floor, us", "share of ceiling", f"{bars['beside']}, us", "ratio", "in a chain, us", "hidden, us")  # fmt: skip
+    lines: list[str] = []
+    for (tp, kind, outputs), rows in sorted(shapes.items()):
+        body = [
+            [
+                str(row["problem"]["rows"]), f"`{row['engine']}`", f"{row['us']:.2f}", f"{row['floor_us']:.2f}", f"{row['floor_us'] / row['us']:.1%}",
+                _number(beside(row)), _number(ratio(row), ".2f"), _number(row["chain_us"]), _number(row["hidden_us"]),
+            ]
+            for row in sorted(rows, key=lambda one: one["problem"]["rows"])
+        ]  # fmt: skip
+        lines += [f"### TP{tp}, {kind.upper()}: N = {outputs}", "", *_lines(head, body), ""]
+    return lines[:-1]
+
+
+def sections(table: Mapping[str, Any], bars: Mapping[str, Any], link: str) -> dict[str, str]:
+    """Name to text of every section that the page takes from the data; ``link`` leads from the page to the table."""
+    found = {
+        "record": record_section(table, link),
+        "bars": bars_section(table, bars),
+        "mean": mean_section(table, bars),
+        "aims": aims_section(table, bars),
+        "tables": tables_section(table, bars),
+    }
+    return {name: "\n".join(lines) for name, lines in found.items()}

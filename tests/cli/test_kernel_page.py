@@ -1,0 +1,256 @@
+"""A kernel's page from its table: every figure of the sections, the marks around them, and a figure that only data changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.cli import kernel_page, page_data, page_figure
+from k3lab.cli.kernel_page import begun, differences, filled, main, read_page, write_page
+from k3lab.kernels import InputError
+
+ROWS = (1, 2, 3, 4, 8, 9, 16, 32, 64)
+SHAPES = ((8, "kda", 6288), (8, "mla", 3648), (16, "kda", 3216), (16, "mla", 2880))
+FAMILY = "attention_projection"
+
+
+def table() -> dict[str, Any]:
+    """Each row count takes 1.2 times the bytes at 4.6 TB/s and 0.01 us a row; cuBLAS 1.5 times as long."""
+    rows = []
+    for tp, kind, outputs in SHAPES:
+        floor = 2 * outputs * 7168 / 4.6e6
+        for count in ROWS:
+            us = round(1.2 * floor + 0.01 * count, 3)
+            rows.append({
+                "problem": {"tp": tp, "rows": count, "kind": kind, "outputs": outputs}, "engine": "cute_mma", "config": {"chunks": 2},
+                "us": us, "band": 0.01, "chain_us": us - 3.5, "plain_us": us + 0.1, "hidden_us": 3.6, "floor_us": round(floor, 3),
+                "alternatives": {"PyTorch": round(1.5 * us, 3)}, "engines": {"cute_mma": us, **({"cute_skinny": us + 1} if count < 9 else {})},
+                "reason": "ahead", "config_reason": "fastest",
+            })  # fmt: skip
+    environment = {
+        "gpu": {"name": "NVIDIA H200", "driver": "580.1"},
+        "packages": {"torch": "2.11.0", "triton": "3.6.0"},
+        "commit": "abc",
+    }
+    return {
+        "format": "k3lab-table", "schema": 1, "family": FAMILY, "gpu": "H200", "evidence": "measured", "environment": environment,
+        "policy": {"calls": 40, "rotate_bytes": 400_000_000}, "problem": {"hidden": 7168, "dtype": "bfloat16"}, "rows": rows,
+        "missing": [], "skipped": {},
+    }  # fmt: skip
+
+
+def at(data: dict[str, Any], outputs: int, rows: int) -> dict[str, Any]:
+    return next(one for one in data["rows"] if one["problem"]["outputs"] == outputs and one["problem"]["rows"] == rows)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    store(tmp_path, table())
+    return tmp_path
+
+
+def store(root: Path, data: dict[str, Any]) -> None:
+    path = root / "results" / "h200" / f"{FAMILY}_table.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+
+
+def bar_line(page: Any, outputs: int, rows: str) -> list[str]:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.sections["bars"].splitlines()]
+    return next(cells for cells in lines if cells[:2] == [str(outputs), rows])
+
+
+def test_bars_are_held_or_missed_by_their_slowest_row_count(root: Path) -> None:
+    data = table()
+    at(data, 3216, 8)["us"] = 13.2
+    at(data, 3216, 2)["us"] = 12.401
+    store(root, data)
+    page = read_page(FAMILY, root)
+    assert bar_line(page, 3216, "1-2") == ["3216", "1-2", "12.4", "12.40 at 2 rows", "**missed** by 0.001 us"]
+    assert bar_line(page, 3216, "3-8") == ["3216", "3-8", "13.2", "13.20 at 8 rows", "held"]  # the bar itself holds
+    assert bar_line(page, 3216, "9-64")[3] == "12.67 at 64 rows"
+    data["rows"] = [one for one in data["rows"] if one["problem"]["outputs"] != 2880]
+    store(root, data)
+    assert bar_line(read_page(FAMILY, root), 2880, "1-2")[3:] == ["-", "not measured"]
+
+
+def test_the_mean_is_over_the_asked_shapes_and_tells_the_least(root: Path) -> None:
+    data = table()
+    asked = [at(data, outputs, rows) for outputs in (6288, 3648, 3216, 2880) for rows in (1, 2, 4, 8, 16, 32, 64)]
+    for place, one in enumerate(asked):
+        one["alternatives"]["PyTorch"] = one["us"] * (1.1 + 0.01 * place)
+    at(data, 3216, 16)["alternatives"]["PyTorch"] = 0.98 * at(data, 3216, 16)["us"]
+    at(data, 3216, 9)["alternatives"]["PyTorch"] = 1.0  # none of the shapes asked for
+    store(root, data)
+    ratios = [one["alternatives"]["PyTorch"] / one["us"] for one in asked]
+    mean = math.prod(ratios) ** (1 / 28)
+    first, second = read_page(FAMILY, root).sections["mean"].splitlines()
+    assert f"**{mean:.3f}x**, bar 1.25x: {'held' if mean >= 1.25 else '**missed**'}." in first
+    assert second == "Least gain: 0.980x at N = 3216, 16 rows; none below 1.0x: **missed**."
+    at(data, 3216, 16)["alternatives"] = {}
+    store(root, data)
+    assert read_page(FAMILY, root).sections["mean"] == "27 of 28 shapes are measured beside cuBLAS: no mean yet."
+
+
+def test_every_problem_has_its_line(root: Path) -> None:
+    data = table()
+    at(data, 6288, 4).update(alternatives={}, chain_us=None, hidden_us=None)
+    store(root, data)
+    lines = read_page(FAMILY, root).sections["tables"].splitlines()
+    assert [line for line in lines if line.startswith("#")] == [
+        "### TP8, KDA: N = 6288", "### TP8, MLA: N = 3648", "### TP16, KDA: N = 3216", "### TP16, MLA: N = 2880",
+    ]  # fmt: skip
+    one = at(data, 6288, 1)
+    assert lines[4] == (
+        f"| 1 | `cute_mma` | {one['us']:.2f} | 19.60 | {one['floor_us'] / one['us']:.1%} | {1.5 * one['us']:.2f} | 1.50 "
+        f"| {one['us'] - 3.5:.2f} | 3.60 |"
+    )
+    assert lines[7].endswith("| - | - | - | - |")
+    assert sum(line.startswith("| ") for line in lines) == 4 * (len(ROWS) + 2)
+
+
+def test_aims_count_the_row_counts_that_reach_them(root: Path) -> None:
+    data = table()
+    for rows in (1, 2, 3):
+        at(data, 2880, rows).update(us=10.0, floor_us=8.5)
+    at(data, 2880, 1)["hidden_us"] = 2.99
+    at(data, 2880, 2)["hidden_us"] = None
+    store(root, data)
+    (line,) = [one for one in read_page(FAMILY, root).sections["aims"].splitlines() if one.startswith("| 2880")]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:3] == ["85%", "3 of 9"]
+    assert cells[4] == "85.0% at 3 rows"
+    assert cells[5:] == ["7 of 8", "2.99 to 3.60"]
+
+
+def test_the_record_is_named(root: Path) -> None:
+    data = {**table(), "missing": ["kda-tp4-rows1: the power went out"]}
+    store(root, data)
+    first, second, third = read_page(FAMILY, root).sections["record"].splitlines()
+    link = f"../results/h200/{FAMILY}_table.json"
+    assert (
+        first
+        == f"Measured on NVIDIA H200, driver 580.1; torch 2.11.0, triton 3.6.0; commit abc: [36 problems]({link})."
+    )
+    assert "at least 40 calls" in second
+    assert "400 MB" in second
+    assert third == "Missing: kda-tp4-rows1: the power went out"
+
+
+def test_sections_are_replaced_and_the_text_around_them_stays(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main([FAMILY, "--root", str(root), "--check"]) == 1
+    assert "is not there" in capsys.readouterr().out
+    assert main([FAMILY, "--root", str(root)]) == 0
+    page = read_page(FAMILY, root)
+    assert sorted(path.name for path in page.text.parent.iterdir()) == [f"{FAMILY}.md", f"{FAMILY}.svg"]
+    text = page.text.read_text()
+    assert f"({FAMILY}.svg)" in text
+    mine = text.replace("## Bars\n", "## Bars\n\nWhat I have to say.\n") + "\nThe end.\n"
+    page.text.write_text(mine)
+    assert main([FAMILY, "--root", str(root), "--check"]) == 0
+    data = table()
+    at(data, 3216, 2)["us"] = 9.99
+    store(root, data)
+    capsys.readouterr()
+    assert main([FAMILY, "--root", str(root), "--check"]) == 1
+    told = capsys.readouterr().out
+    assert "section tables is not what the table says" in told
+    assert "section record" not in told
+    assert page.text.read_text() == mine
+    write_page(read_page(FAMILY, root))
+    now = page.text.read_text()
+    assert "| 9.99 |" in now
+    assert "What I have to say." in now
+    assert now.endswith("\nThe end.\n")
+    assert differences(read_page(FAMILY, root)) == []
+    at(data, 3216, 2)["engines"]["cute_skinny"] = 10.5  # only the figure shows it
+    store(root, data)
+    assert differences(read_page(FAMILY, root)) == [f"{page.figure} does not show what the table says"]
+
+
+def test_marks_that_are_not_there_once_each_are_refused(root: Path) -> None:
+    page = read_page(FAMILY, root)
+    whole = begun(page)
+    begin, end = "<!-- begin mean -->\n", "<!-- end mean -->"
+    for wrong in (
+        whole.replace(begin, ""), whole.replace(end, ""), whole + begin, whole.replace(begin, "").replace(end, f"{end}\n{begin}"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="needs one line '<!-- begin mean -->' and one line '<!-- end mean -->' after it"):  # fmt: skip
+            filled(wrong, page.sections, page.text)
+    once = filled(whole, page.sections, page.text)
+    assert filled(once, page.sections, page.text) == once
+
+
+def test_the_figure_is_the_same_bytes_for_the_same_data(root: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = read_page(FAMILY, root)
+    drawn = page_figure.draw(page.table, page.bars)
+    assert drawn == page_figure.draw(copy.deepcopy(page.table), page.bars)
+    for word in ("cute_mma", "cute_skinny", "cuBLAS", "bytes at the read ceiling", "bar", "N = 6288 (TP8 KDA)", "N = 2880 (TP16 MLA)"):  # fmt: skip
+        assert f">{word}<" in drawn
+    assert "dc:date" not in drawn
+    assert "Matplotlib" not in drawn
+    assert "#ffffff" not in drawn.replace(" ", "")  # nothing white behind it
+    assert "fill: #000000" not in drawn  # nor black text
+    assert f"data {page_figure.digest(page.table, page.bars)}" in drawn
+    assert len(drawn) < 150_000
+
+
+def test_the_figure_shows_every_engine_the_bars_and_only_shapes_with_rows(root: Path) -> None:
+    page = read_page(FAMILY, root)
+    axes = page_figure.plotted(page.table, page.bars)
+    assert [one["outputs"] for one in axes] == [6288, 3648, 3216, 2880]
+    assert [rows for rows, _ in axes[0]["engines"]["cute_mma"]] == list(ROWS)
+    assert [rows for rows, _ in axes[0]["engines"]["cute_skinny"]] == [1, 2, 3, 4, 8]
+    assert axes[0]["bars"] == [(1, 2, 22.5), (3, 8, 23.0), (9, 64, 24.5)]
+    assert axes[1]["bars"] == []
+    data = table()
+    data["rows"] = [one for one in data["rows"] if one["problem"]["outputs"] == 3216]
+    store(root, data)
+    page = read_page(FAMILY, root)
+    assert [one["outputs"] for one in page_figure.plotted(page.table, page.bars)] == [3216]
+    pytest.importorskip("matplotlib")
+    assert ">N = 6288" not in page_figure.draw(page.table, page.bars)
+    data["rows"] = []
+    store(root, data)
+    page = read_page(FAMILY, root)
+    with pytest.raises(InputError, match="no row of a shape"):
+        page_figure.draw(page.table, page.bars)
+
+
+def test_bars_are_found_by_outputs_and_rows() -> None:
+    bars = page_data.load_bars(FAMILY)
+    found = {rows: page_data.bar_of(bars, {"problem": {"outputs": 6288, "rows": rows}}) for rows in (1, 2, 3, 8, 9, 64)}
+    assert found == {1: 22.5, 2: 22.5, 3: 23.0, 8: 23.0, 9: 24.5, 64: 24.5}
+    assert page_data.bar_of(bars, {"problem": {"outputs": 3648, "rows": 1}}) is None
+
+
+def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in ((FAMILY, "no table at"), ("router", "has no bars"), ("nothing", "unknown family")):
+        assert main([name, "--root", str(tmp_path)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("k3lab: ")
+        assert words in told
+        assert told.count("\n") == 1
+    store(tmp_path, {"format": "other"})
+    assert main([FAMILY, "--root", str(tmp_path)]) == 2
+    assert "is no table" in capsys.readouterr().err
+    (tmp_path / "results" / "h200" / f"{FAMILY}_table.json").write_text("{")
+    assert main([FAMILY, "--root", str(tmp_path)]) == 2
+    assert "is no JSON" in capsys.readouterr().err
+
+
+def test_a_page_is_written_whole_or_not(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_page, "draw", lambda *_: "<svg/>")
+    page = read_page(FAMILY, root)
+    page.text.parent.mkdir()
+    page.text.write_text("# mine\n")
+    with pytest.raises(InputError, match="needs one line"):
+        write_page(page)
+    assert [path.name for path in page.text.parent.iterdir()] == [f"{FAMILY}.md"]
+    assert page.text.read_text() == "# mine\n"
