@@ -200,6 +200,17 @@ def test_the_judge_of_the_order_sees_faults():
     assert "0 loads of weights before" in wait_fault([code[wait], *code[:wait], *code[wait + 1 :]], STREAMED)
     predicated = dataclasses.replace(code[wait], predicated=True)
     assert "not every thread" in wait_fault([*code[:wait], predicated, *code[wait + 1 :]], STREAMED)
+    around = dataclasses.replace(code[0], mnemonic="BRA.U", operands="UP0, `(.L_x_0)", target=code[wait + 1].address)
+    first_x = next(place for place in places(code, r"LDG\.E\.128") if place > wait)
+    for past in (around, dataclasses.replace(around, predicated=True, operands="`(.L_x_0)")):
+        assert f"LDG.E.128 at {code[first_x].address:#x}" in wait_fault([past, *code[1:]], STREAMED, ahead=0)
+    leaving = dataclasses.replace(code[0], mnemonic="EXIT", predicated=True)
+    assert "a path ends" in wait_fault([leaving, *code[1:]], STREAMED)
+    assert wait_fault([dataclasses.replace(around, target=code[wait].address), *code[1:]], STREAMED, ahead=0) is None
+    with pytest.raises(ValueError, match="does not say"):
+        wait_fault([dataclasses.replace(code[0], mnemonic="BRX"), *code[1:]], STREAMED)
+    for mnemonic in ("UTMAREDG.2D.ADD", "LDGMC.E.F32ADD", "ATOM.E.ADD", "STG.E"):
+        assert mnemonic in wait_fault([dataclasses.replace(code[0], mnemonic=mnemonic), *code[1:]], STREAMED)
     without = [*code[:release], *code[release + 1 :]]
     assert "0 releases" in release_fault(without, STREAMED, "loads")
     assert "after a load" in release_fault(code, STREAMED, "entry")

@@ -118,6 +118,21 @@ def test_machine_code(arch, rows):
         assert len(places(code, r"UCGABAR_WAIT")) == (2 if config["split_k"] > 1 else 0)
 
 
+@pytest.mark.parametrize("arch", CARDS)
+@pytest.mark.parametrize("split", [2, 4])
+def test_peers_are_read_between_the_barriers_of_the_cluster(arch, split):
+    space = ENGINE.space(problem(8), CARDS[arch])
+    config = {**space.default, "tile_n": 24, "split_k": split, "chunks": 1, "warps_k": 4, "depth": 2}
+    assert space.illegal(config) is None
+    (launch,) = compile_config(ENGINE, problem(8), config, arch).launches
+    code = order(launch.cubin)
+    first, last = places(code, r"UCGABAR_WAIT")
+    reads = places(code, r"LD\.E")
+    assert len(reads) == split
+    assert first < reads[0] and reads[-1] < last
+    assert places(code, r"MEMBAR\.ALL\.GPU") < places(code, r"UCGABAR_ARV"), "a barrier that publishes the sums"
+
+
 def test_the_register_estimate_is_no_guess():
     """What the space refuses for its registers is near to what the compiler would take."""
     for config in drawn(8, CARDS["sm_90a"], 4, seed=9):

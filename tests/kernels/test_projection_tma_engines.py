@@ -18,6 +18,7 @@ from k3lab.kernels.contract import Arg
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning.compiling import compile_config
 from k3lab.tuning.cubin import full_mnemonics, kernel_resources, sass
+from k3lab.tuning.sass_order import order, wait_fault
 
 FAMILY = family("attention_projection")
 CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
@@ -379,6 +380,7 @@ def test_machine_code(engine, arch, rows, change):
     loads, (wait,) = positions(text, "UTMALDG.2D"), positions(text, "ACQBULK")
     sent = positions(text, "UTMALDG.2D.MULTICAST")
     assert sum(place < wait for place in loads) == tiles.stages * tiles.boxes
+    assert wait_fault(order(launch.cubin), r"UTMALDG\.2D", ahead=tiles.stages * tiles.boxes) is None
     behind = {"w": tiles.boxes, "x": (tiles.stages + 1) * tiles.boxes}
     if tiles.multicast > 1:
         assert len(sent) == behind["x"] and min(sent) > wait
