@@ -124,8 +124,10 @@ class Runner:
             raise ValueError("a kernel that does not wait for its predecessor itself cannot be launched with PDL")
         held = {**self.buffers, **tensors}
         integers = {**self.compiled.problem.to_json(), "rank": self.transport.rank, "rows": rows}
+        # edges between launches of one call stay as compiled
         calls = [
-            self._pack(loaded, held, integers, loaded.launch.pdl if pdl is None else pdl) for loaded in self._loaded
+            self._pack(loaded, held, integers, loaded.launch.pdl if pdl is None or place else pdl)
+            for place, loaded in enumerate(self._loaded)
         ]
 
         def call() -> None:

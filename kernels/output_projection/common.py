@@ -28,6 +28,8 @@ RESERVED_REGISTERS = 30
 """Addresses, targets and the allocator's slack, beside operands and sums."""
 MIXER_REGISTERS = 150
 """What a mixer takes with 16 slots and 8 saved blocks."""
+MIXER_LEAST_REGISTERS = 128
+"""What it can do with, without a spill."""
 
 
 def projection(problem: Problem) -> OutputProjection:
@@ -120,7 +122,15 @@ def gemm_tiles(rows: int, config: Config) -> tuple[int, int, int]:
 def gemm_registers(rows: int, config: Config) -> int:
     """Registers of a producer's thread: operands in flight, sums, and the rest."""
     n_tiles, m_tiles, halves = gemm_tiles(rows, config)
-    return 4 * (int(config["depth"]) * (n_tiles + m_tiles * halves) + n_tiles * m_tiles) + RESERVED_REGISTERS
+    depth = int(config["depth"])
+    operands = depth * n_tiles + x_depth(rows, depth) * m_tiles * halves
+    # addresses of x beyond those of one tile
+    return 4 * (operands + n_tiles * m_tiles) + 2 * (m_tiles - 1) * halves + RESERVED_REGISTERS
+
+
+def x_depth(rows: int, depth: int) -> int:
+    """Steps of x in flight beside ``depth`` of weights: more rows are more registers, and x is near."""
+    return depth if rows <= 16 else 1
 
 
 def register_limit(warps: int, registers_per_sm: int = 65536) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from .cute_mix import PACKETS, UNITS, finish, mix_of_saved, saved_words, weights_of
-from .cute_parts import epoch_of, pause, row_words
-from .cute_product import ROW_WORDS, SUMS_DONE, partial
+from .cute_mix import UNITS, take_unit, weights_of
+from .cute_parts import count_launch, epoch_of, pause
+from .cute_product import ROW_WORDS, partial
 
 
 @cute.kernel
@@ -34,41 +34,28 @@ def k3_output_projection_cute_fused_step(
     lane = t % 32
     warp = arch.make_warp_uniform(arch.warp_idx())
     sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
-    counter, record = epochs.iterator.toint(), health.iterator.toint()
+    counter = epochs.iterator.toint()
     if warp < WARPS:
         partial(
             x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, rows, block, warp, lane,
-            ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
+            ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
         )  # fmt: skip
     else:
         number = block * MIXERS + warp - WARPS
-        row, unit = number // UNITS, number % UNITS
-        packet = unit * 32 + lane
-        folded, norm = weights_of(
-            res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), packet, HIDDEN
-        )
+        weights = weights_of(
+            res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
+        )  # fmt: skip
         arch.griddepcontrol_wait()
         epoch = epoch_of(counter, block)
-        if row < rows:
-            old = [Uint32(0)] * 4
-            sources = saved_words(blocks.iterator.toint(), row, packet, ROWS, HIDDEN, SAVED)
-            if cutlass.const_expr(not RESTART):
-                old = row_words(prefix.iterator.toint(), row, HIDDEN, packet, False)
-            here = scalars.iterator.toint() + Int64(row) * (PACKETS * UNITS * 16)
-            mix, total, largest = mix_of_saved(
-                sources, folded, here, unit, lane, epoch, record, block, HIDDEN, EPS, JITTER
-            )
-            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + MIXERS))
-            finish(
-                mailbox.iterator.toint(), old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, record, block,
-                prefix_out.iterator.toint(), mlp_input.iterator.toint(), ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, JITTER,
-            )  # fmt: skip
-        else:
-            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + MIXERS))
+        tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
+        take_unit(
+            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF,
+            32 * (WARPS + MIXERS), JITTER,
+        )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         pause(JITTER, epoch, block * 64 + 36)
         if warp == WARPS and lane == 0:
-            arch.inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[counter + block * 4, epoch])
+            count_launch(counter, block, epoch)
 
 
 k3_output_projection_cute_fused_step.set_name_prefix(

@@ -151,8 +151,7 @@ class CuteFusedEngine(Engine):
         n_tiles, _, _ = gemm_tiles(problem.rows, config)
         columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
         return Work(
-            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
-            + 2 * mail(problem).received_bytes,
+            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2 + 2 * mail(problem).received_bytes,
             in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
             tile_turns=problem.width / columns,
             dependent_steps=2,

@@ -29,6 +29,7 @@ from .cute_parts import (
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
 UNITS = 32
+SUMS_DONE = 2
 # what units tell each other: packets of the exchange of scalars, the saved blocks' in those before these
 PACKETS, MIX_PACKET, SUM_PACKET = 8, 6, 7
 
@@ -162,3 +163,37 @@ def finish(
     r = unary(RSQRT, mean + EPS)
     out = [(a * m + b * v) * r * n for m, v, n in zip(mix, p, norm, strict=True)]
     store_row_words(mlp_input, row, HIDDEN, packet, packed(out))
+
+
+@cute.jit
+def take_unit(
+    tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, epoch: Uint32, block: Int32,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, WAIT_FOR: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
+
+    ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``WAIT_FOR`` threads
+    meet at the barrier after which the packets are polled, none if zero.
+    """
+    prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
+    folded, norm = weights
+    row, unit = number // UNITS, number % UNITS
+    packet = unit * 32 + lane
+    if row < rows:
+        old = [Uint32(0)] * 4
+        sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED)
+        if cutlass.const_expr(not RESTART):
+            old = row_words(prefix, row, HIDDEN, packet, False)
+        here = scalars + Int64(row) * (PACKETS * UNITS * 16)
+        mix, total, largest = mix_of_saved(sources, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, JITTER)
+        if cutlass.const_expr(WAIT_FOR > 0):
+            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
+        finish(
+            mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
+            ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, JITTER,
+        )  # fmt: skip
+    else:
+        if cutlass.const_expr(WAIT_FOR > 0):
+            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)

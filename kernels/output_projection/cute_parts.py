@@ -173,6 +173,12 @@ def epoch_of(counter: Int64, block: Int32):
 
 
 @cute.jit
+def count_launch(counter: Int64, block: Int32, epoch: Uint32):
+    """What the block's next launch finds. By one thread, when all warps of the block have read the counter."""
+    arch.inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[counter + block * 4, epoch])
+
+
+@cute.jit
 def pause(JITTER: cutlass.Constexpr, epoch: Uint32, place: Int32):
     """Tests only: a delay of up to 8 microseconds, another at every place and in every launch."""
     if cutlass.const_expr(JITTER > 0):

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from .cute_mix import SUMS_DONE
 from .cute_parts import EVICT_FIRST, LOAD_TARGET, SCALE, epoch_of, pause, publish, read, rounded
 
 # not .nc: the compiler may move such a load below the dependency wait, and does
@@ -18,7 +19,7 @@ MMA = (
 COLUMNS = 56
 # FP32 sums of one row in shared memory: eight packets of eight, and two more so that rows fall on other banks
 ROW_WORDS = 66
-GEMM_DONE, SUMS_DONE = 1, 2
+GEMM_DONE = 1
 
 
 @cute.jit
@@ -75,13 +76,13 @@ def partial(
     x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, rows: Int32, block: Int32,
     warp: Int32, lane: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, WAITERS: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    WAITERS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Columns ``56 block`` onwards of ``x w^T``, rounded once to BF16, into this rank's slot on every rank.
 
     ``WARPS`` warps share K. A lane loads 8 neighbouring columns of a w row in one go, a warp a run of
-    ``32 CHUNKS`` columns of ``8 / CHUNKS`` rows. With two chunks, which takes at most 8 rows of x, the MMA sees each
+    ``32 CHUNKS`` columns of ``8 / CHUNKS`` rows; x goes ``X_DEPTH``, a divisor of DEPTH, steps ahead. With two chunks, which takes at most 8 rows of x, the MMA sees each
     as rows of their own, of x and of w, and the products of equal chunks are added. Within 32 columns K is permuted,
     for x and w alike. Sums: MMAs of a (warp, chunk) ascending, its two chunks, then the warps ascending.
     Published are all ``ROWS`` rows, so that every slot is as new as the epoch says; those beyond ``rows`` repeat the
@@ -108,7 +109,8 @@ def partial(
             row = group if cutlass.const_expr(ROWS <= 8) else m * 16 + h * 8 + group
             shift = h * 32 if cutlass.const_expr(ROWS <= 8) else 0
             x_at.append(x + (Int64(cutlass.min(row, rows - 1)) * WIDTH + start + shift) * 2)
-    x_in = [each(LOAD_X, x_at, s * hop) for s in range(depth)]
+    ahead = min(X_DEPTH, depth)
+    x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
     epoch = epoch_of(counter, block)
     # a lane publishes to every fourth rank
     peers = -(-TP // 4)
@@ -121,20 +123,23 @@ def partial(
     acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
     for r in cutlass.range(steps // depth - 1, unroll=1):
         for d in cutlass.range_constexpr(depth):
-            acc = multiply(acc, w_in[d], x_in[d], halves)
-            at = ((r + 1) * depth + d) * hop
+            acc = multiply(acc, w_in[d], x_in[d % ahead], halves)
+            at = r * (depth * hop) + (depth + d) * hop
             w_in[d] = run(LOAD_W, w_at + at, n_tiles, per_tile * WIDTH * 2, 0, [policy])
-            x_in[d] = each(LOAD_X, x_at, at)
+            x_in[d % ahead] = each(LOAD_X, x_at, at + (ahead - depth) * hop)
     rest = steps % depth
     for d in cutlass.range_constexpr(depth):
-        acc = multiply(acc, w_in[d], x_in[d], halves)
+        acc = multiply(acc, w_in[d], x_in[d % ahead], halves)
         if cutlass.const_expr(d < rest):
             w_in[d] = run(LOAD_W, w_at, n_tiles, per_tile * WIDTH * 2, (steps - rest + d) * hop, [policy])
-            x_in[d] = each(LOAD_X, x_at, (steps - rest + d) * hop)
+        if cutlass.const_expr(d + ahead < depth + rest):
+            x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest - depth + d + ahead) * hop)
     if cutlass.const_expr(RELEASE == "loads" and depth < steps):
         arch.griddepcontrol_launch_dependents()
     for d in cutlass.range_constexpr(rest):
-        acc = multiply(acc, w_in[d], x_in[d], halves)
+        acc = multiply(acc, w_in[d], x_in[d % ahead], halves)
+        if cutlass.const_expr(d + ahead < rest):
+            x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest + d + ahead) * hop)
 
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
@@ -176,3 +181,4 @@ def partial(
                 if quad + 4 * i < TP:
                     publish(address + line, scaled, "sys")
     pause(JITTER, epoch, block * 64 + 35)
+    return epoch

@@ -11,10 +11,10 @@ from k3lab.kernels.output_projection import common
 from k3lab.kernels.output_projection.cute_fused_engine import INVARIANT, mixers
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
-from k3lab.tuning.sass_order import WAIT, order, places
+from k3lab.tuning.sass_order import WAIT, order, places, release_fault, wait_fault
 
 FAMILY = family("output_projection")
-FUSED = FAMILY.engine("cute_fused")
+FUSED, SPLIT = FAMILY.engine("cute_fused"), FAMILY.engine("cute_split")
 CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
 WEIGHTS = r"LDG\.E\.NA\..*128"
 SMALL_WEIGHTS = r"LDG\.E\.NA(\.U16)?"
@@ -36,14 +36,22 @@ def test_refusals_say_why():
     assert "9 saved blocks" in FUSED.refuses(problem(blocks=9), "sm_90a")
     assert "at most 16 ranks" in FUSED.refuses(problem(tp=32, width=384), "sm_90a")
     assert "64 rows" in FUSED.refuses(problem(rows=64), "sm_90a")
+    assert SPLIT.refuses(problem(rows=64), "sm_100a") is None
+    assert "neither 192 nor 256" in SPLIT.refuses(problem(width=32), "sm_90a")
+    assert "hidden 4096" in SPLIT.refuses(problem(hidden=4096), "sm_90a")
 
 
 @pytest.mark.parametrize("tp", [4, 8, 16])
-@pytest.mark.parametrize("rows", [1, 8, 16])
-def test_defaults_are_legal_on_every_card(tp, rows):
-    for card in CARDS.values():
-        space = FUSED.space(problem(rows, tp), card)
-        assert space.illegal(space.default) is None
+@pytest.mark.parametrize("rows", [1, 3, 8, 12, 16, 24, 33, 48, 64])
+def test_defaults_are_legal_on_every_card_and_spaces_can_be_listed(tp, rows):
+    from k3lab.tuning.propose import ENUMERABLE
+
+    for engine in (FUSED, SPLIT):
+        if engine.refuses(problem(rows, tp), "sm_90a") is None:
+            for card in CARDS.values():
+                space = engine.space(problem(rows, tp), card)
+                assert space.illegal(space.default) is None
+                assert space.size <= ENUMERABLE
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,21 @@ def test_defaults_are_legal_on_every_card(tp, rows):
 )
 def test_illegal_configs_are_explained(change, why):
     space = FUSED.space(problem(), CARDS["sm_90a"])
+    assert why in space.illegal({**space.default, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"depth": 3}, "exceed a thread's registers"),
+        ({"warps_k": 16, "depth": 1}, "exceed a thread's registers"),
+        ({"mixers": 8}, "more than the 132 SMs"),
+        ({"release": "entry", "consumer_wait": "exit"}, "releases after its own"),
+        ({"run_bytes": 128, "depth": 1}, "exceed the 16 rows of an MMA"),
+    ],
+)
+def test_illegal_split_configs_are_explained(change, why):
+    space = SPLIT.space(problem(64, 8), CARDS["sm_90a"])
     assert why in space.illegal({**space.default, **change})
 
 
@@ -232,6 +255,41 @@ def test_machine_code(arch, tp, rows, kind, change):
     assert bool(places(code, "NANOSLEEP")) == (chosen["backoff"] > 0)
     steps = len(weights) // n_tiles
     assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 2 * n_tiles * m_tiles * steps
+
+
+@pytest.mark.parametrize("arch", CARDS)
+@pytest.mark.parametrize(("tp", "rows", "change"), [
+    (8, 64, {}), (16, 64, {"release": "end", "consumer_wait": "exit"}), (16, 33, {"backoff": 20}), (8, 8, {"mixers": 4, "consumer_wait": "exit"}),
+    (4, 24, {"release": "entry"}),
+])  # fmt: skip
+def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
+    one = problem(rows, tp)
+    chosen = config(one, SPLIT, **change)
+    assert SPLIT.space(one, CARDS[arch]).illegal(chosen) is None
+    producer, consumer = SPLIT.compile(one, chosen, arch).launches
+    assert producer.kernel.startswith("k3_output_projection_cute_split_producer")
+    assert consumer.kernel.startswith("k3_output_projection_cute_split_consumer")
+    assert (producer.needs_residency, consumer.needs_residency) == (False, True) and producer.pdl and consumer.pdl
+    assert consumer.blocks <= 128 and consumer.blocks * consumer.threads == rows * common.UNITS * 32
+    for launch in (producer, consumer):
+        found = kernel_resources(launch)
+        assert found.spill_instructions == 0 and found.stack_bytes == 0
+        assert found.registers <= common.register_limit(launch.threads // 32)
+    code, n_tiles = order(producer.cubin), common.gemm_tiles(rows, chosen)[0]
+    assert wait_fault(code, WEIGHTS, ahead=chosen["depth"] * n_tiles) is None
+    assert release_fault(code, WEIGHTS, chosen["release"]) is None
+    assert len(places(code, r"STG\.E\.128\.STRONG\.SYS")) == -(-rows // chosen["warps_k"]) * (tp // 4)
+    assert not places(code, r"LDG\.E\.128\.STRONG.*|MEMBAR.*|CCTL.*|ATOM.*")
+    code = order(consumer.cubin)
+    (wait,) = places(code, WAIT)
+    assert not code[wait].predicated
+    (polls,) = {len(places(code, r"LDG\.E\.128\.STRONG\.SYS"))}
+    assert polls == 2 * tp and not places(code, r"MEMBAR.*|CCTL.*")
+    stores = places(code, r"STG\..*")
+    if chosen["consumer_wait"] == "start":
+        assert wait_fault(code, SMALL_WEIGHTS, ahead=12) is None
+    else:  # all is stored before, but the counter that the next launch reads
+        assert [code[place].mnemonic for place in stores if place > wait] == ["STG.E.STRONG.GPU"]
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3, 8])

@@ -10,7 +10,7 @@ from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.output_projection.twin import output_projection
 from k3lab.kernels.transports import Loopback
 
-from .test_output_projection_engines import FAMILY, FUSED, config, problem
+from .test_output_projection_engines import FAMILY, FUSED, SPLIT, config, problem
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(16, rows) for rows in (1, 2, 3, 5, 8)] + [(8, rows) for rows in (1, 3, 8)] + [(4, 8), (16, 16)]
@@ -104,6 +104,33 @@ def test_equals_the_twin_in_many_launches(device, tp, rows, kind):
         assert same(first, case.bits())
 
 
+@pytest.mark.parametrize(("tp", "rows"), [(8, 64), (16, 64), (16, 33), (16, 17), (8, 24), (8, 8), (16, 1), (4, 64)])
+@pytest.mark.parametrize("wait", ["start", "exit"])
+def test_split_equals_the_twin_in_many_launches(device, tp, rows, wait):
+    one = problem(rows, tp)
+    case = Case(device, one, config(one, SPLIT, consumer_wait=wait), engine=SPLIT)
+    case.run()
+    case.judge()
+    first = case.bits()
+    for _ in range(20):
+        case.run()
+        assert same(first, case.bits())
+    for fewer in (1, rows // 2 or 1, rows):
+        case.run(fewer)
+        case.judge(fewer)
+
+
+def test_fused_and_split_give_the_same_bits(device):
+    one = problem(8, 16)
+    fused, split = (
+        Case(device, one, config(one, warps_k=8, depth=3)),
+        Case(device, one, config(one, SPLIT), engine=SPLIT),
+    )
+    fused.run()
+    split.run()
+    assert same(fused.bits(), split.bits())
+
+
 @pytest.mark.parametrize("change", [
     {"run_bytes": 128, "depth": 2}, {"warps_k": 8, "depth": 3}, {"warps_k": 4, "depth": 5}, {"backoff": 100, "release": "end"},
     {"release": "entry", "depth": 1},
@@ -174,10 +201,14 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_delays_change_no_bit(device, seed):
-    """Each launch has delays of its own at every publish, poll and exit: 300 of them."""
-    one = problem(8, 16)
-    plain, delayed = (Case(device, one, {**config(one), "jitter": jitter}) for jitter in (0, seed))
+@pytest.mark.parametrize(
+    ("engine", "rows", "change"), [(FUSED, 8, {}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"})]
+)
+def test_delays_change_no_bit(device, engine, rows, change, seed):
+    """Each launch has delays of its own at every publish, poll and exit: 600 of them."""
+    one = problem(rows, 16)
+    chosen = config(one, engine, **change)
+    plain, delayed = (Case(device, one, {**chosen, "jitter": jitter}, engine=engine) for jitter in (0, seed))
     plain.run()
     call = delayed.runner.bind(delayed.tensors)
     for _ in range(300):
@@ -190,9 +221,10 @@ def test_delays_change_no_bit(device, seed):
 
 
 @pytest.mark.parametrize("dead", [0, 5, 15])
-def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead):
-    one = problem(8, 16)
-    case = Case(device, one, config(one))
+@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (FUSED, 1), (SPLIT, 33)])
+def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, engine, rows):
+    one = problem(rows, 16)
+    case = Case(device, one, config(one, engine), engine=engine)
     for _ in range(3):
         case.run()
     table = case.runner.buffers["mailbox_targets"]
@@ -235,9 +267,9 @@ def test_a_block_of_this_gpu_that_lags_is_no_ranks_fault(device):
 def test_the_house_check(device):
     from k3lab.tuning.check import check
 
-    for tp, rows in ((16, 8), (16, 1), (8, 8)):
+    for engine, tp, rows in ((FUSED, 16, 8), (FUSED, 16, 1), (FUSED, 8, 8), (SPLIT, 8, 64), (SPLIT, 16, 17)):
         one = problem(rows, tp)
-        result = check(FAMILY, FUSED, one, config(one))
+        result = check(FAMILY, engine, one, config(one, engine))
         assert result.ok, result.reason
 
 

@@ -1,0 +1,114 @@
+"""CuTe DSL kernels: output projection and all-reduce in two launches, for more rows than one block has warps for."""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.cute import arch
+from cutlass.memory import SmemAllocator
+
+from .cute_mix import UNITS, take_unit, weights_of
+from .cute_parts import count_launch, epoch_of, pause
+from .cute_product import COLUMNS, ROW_WORDS, partial
+
+
+@cute.kernel
+def k3_output_projection_cute_split_producer(
+    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Block b makes and publishes columns 56 b onwards of this rank's partial. It waits for no packet."""
+    t, _, _ = arch.thread_idx()
+    block, _, _ = arch.block_idx()
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
+    counter = epochs.iterator.toint()
+    epoch = partial(
+        x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, rows, block, warp, t % 32, ROWS, WIDTH,
+        HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
+    )  # fmt: skip
+    # all warps have read the counter: they have met since
+    if t == 0:
+        count_launch(counter, block, epoch)
+
+
+@cute.kernel
+def k3_output_projection_cute_split_consumer(
+    prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
+    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, scalars: cute.Tensor, epochs: cute.Tensor,
+    health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Warp m of block b takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
+
+    The packets say themselves when they are there. ``WAIT`` exit: the dependency wait only keeps this launch from
+    ending before the producer's, and the activations are read before it. That is right because the producer releases
+    after its own wait: what came before it had ended when this began, its results in memory. The blocks of a row
+    wait for each other: all must be on the GPU together.
+    """
+    t, _, _ = arch.thread_idx()
+    block, _, _ = arch.block_idx()
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    lane = t % 32
+    number = block * MIXERS + warp
+    arch.griddepcontrol_launch_dependents()
+    weights = weights_of(
+        res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
+    )  # fmt: skip
+    if cutlass.const_expr(WAIT == "start"):
+        arch.griddepcontrol_wait()
+    # counters of the producer's blocks come first
+    counter = epochs.iterator.toint() + HIDDEN // COLUMNS * 4
+    epoch = epoch_of(counter, block)
+    tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
+    take_unit(
+        tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, 0, JITTER
+    )
+    pause(JITTER, epoch, block * 64 + 36)
+    if cutlass.const_expr(WAIT == "exit"):
+        arch.griddepcontrol_wait()
+    arch.sync_threads()
+    if t == 0:
+        count_launch(counter, block, epoch)
+
+
+k3_output_projection_cute_split_producer.set_name_prefix(
+    "k3_output_projection_cute_split_producer", remove_cutlass_symbol=True, keep_mangled_name=False
+)
+k3_output_projection_cute_split_consumer.set_name_prefix(
+    "k3_output_projection_cute_split_consumer", remove_cutlass_symbol=True, keep_mangled_name=False
+)
+
+
+@cute.jit
+def launch_producer(
+    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
+    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+):  # fmt: skip
+    """Host side: one block for 56 columns."""
+    k3_output_projection_cute_split_producer(
+        x, w, targets, epochs, rows, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, RELEASE, JITTER
+    ).launch(grid=[HIDDEN // COLUMNS, 1, 1], block=[32 * WARPS, 1, 1], stream=stream)
+
+
+@cute.jit
+def launch_consumer(
+    prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
+    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, scalars: cute.Tensor, epochs: cute.Tensor,
+    health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+):  # fmt: skip
+    """Host side: ``MIXERS`` units a block."""
+    k3_output_projection_cute_split_consumer(
+        prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, scalars, epochs, health, rows, ROWS, HIDDEN,
+        TP, SAVED, RESTART, EPS, MIXERS, BACKOFF, WAIT, JITTER,
+    ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], stream=stream)  # fmt: skip

@@ -1,0 +1,206 @@
+"""The cute_split engine: producer and consumer in launches of their own, for any rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..space import Config, Constraint, Param, Space
+from .common import (
+    COLUMNS,
+    MIXER_LEAST_REGISTERS,
+    SUM_WORDS,
+    UNITS,
+    eps_constant,
+    exchange_buffers,
+    fake_tensors,
+    gemm_registers,
+    gemm_tiles,
+    mail,
+    projection,
+    refuses_always,
+    register_limit,
+    tensor_args,
+    x_depth,
+)
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+HERE = Path(__file__).parent
+INVARIANT = {"run_bytes": 64, "warps_k": 8}
+"""What the order of a partial's sum depends on, pinned for batch-invariant results."""
+PRODUCER = ("x", "w_o", "mailbox_targets", "epochs")
+CONSUMER = (
+    "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox", "scalars", "epochs", "health",
+)  # fmt: skip
+
+
+def consumer_blocks(rows: int, config: Config) -> int:
+    """Blocks of the consumer."""
+    return rows * UNITS // int(config["mixers"])
+
+
+def shared(rows: int, config: Config) -> int:
+    """Dynamic shared memory of a producer's block."""
+    return int(config["warps_k"]) * rows * SUM_WORDS * 4
+
+
+class CuteSplitEngine(Engine):
+    """Two launches: the first publishes partials, the second polls them and finishes the rows."""
+
+    name = "cute_split"
+    family = "output_projection"
+    compiler = "cute"
+    sources = tuple(HERE / f"{name}.py" for name in ("cute_split", "cute_mix", "cute_parts", "cute_product"))
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """K in whole steps of eight warps or six."""
+        problem = projection(problem)
+        if problem.width % 192 and problem.width % 256:
+            return f"width {problem.width} is a multiple of neither 192 nor 256, the columns of six or eight warps"
+        return refuses_always(self, problem, arch)
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """How K is split over warps, loads in flight, units a block of the consumer, where it waits, how it polls."""
+        problem = projection(problem)
+        rows, width = problem.rows, problem.width
+
+        def steps(c: Config) -> int:
+            return width // (int(c["run_bytes"]) // 2 * int(c["warps_k"]))
+
+        def pinned(c: Config) -> bool:
+            return c["k_order"] == "free" or all(c[name] == value for name, value in INVARIANT.items())
+
+        return Space(
+            params=(
+                Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
+                Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
+                Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
+                Param("mixers", (1, 2, 3, 4, 6, 8, 12, 16), "warps of a block of the consumer, a 32nd of a row each"),
+                Param("consumer_wait", ("start", "exit"), "when the consumer waits for the producer's end"),
+                Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls"),
+                Param(
+                    "release",
+                    ("entry", "loads", "end"),
+                    "when the consumer may start: at the producer's entry, after its last weight load, at its end",
+                ),
+                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows and GPUs"),
+            ),
+            constraints=(
+                Constraint(pinned, "k_order invariant needs " + ", ".join(f"{k} {v}" for k, v in INVARIANT.items())),
+                Constraint(
+                    lambda c: c["run_bytes"] == 64 or rows <= 8,
+                    f"two runs of {rows} token rows exceed the 16 rows of an MMA",
+                ),
+                Constraint(
+                    lambda c: width % (int(c["run_bytes"]) // 2 * int(c["warps_k"])) == 0,
+                    f"{{warps_k}} warps of {{run_bytes}} bytes do not divide width {width}",
+                ),
+                Constraint(lambda c: int(c["depth"]) <= steps(c), "more steps in flight than a warp has"),
+                Constraint(
+                    lambda c: gemm_registers(rows, c) <= register_limit(int(c["warps_k"]), gpu.registers_per_sm),
+                    "operands in flight and sums exceed a thread's registers",
+                ),
+                Constraint(
+                    lambda c: shared(rows, c) <= gpu.shared_per_block,
+                    f"sums exceed the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
+                ),
+                Constraint(
+                    lambda c: rows * UNITS % int(c["mixers"]) == 0, f"{{mixers}} do not divide the units of {rows} rows"
+                ),
+                Constraint(
+                    lambda c: consumer_blocks(rows, c) <= gpu.sms,
+                    f"the consumer's blocks wait for each other and are more than the {gpu.sms} SMs of {gpu.name}",
+                ),
+                Constraint(
+                    lambda c: register_limit(int(c["mixers"]), gpu.registers_per_sm) >= MIXER_LEAST_REGISTERS,
+                    f"so many warps leave a mixer less than {MIXER_LEAST_REGISTERS} registers",
+                ),
+                Constraint(
+                    lambda c: c["consumer_wait"] == "start" or c["release"] != "entry",
+                    "a consumer that reads before its wait needs a producer that releases after its own",
+                ),
+            ),
+            default=self._default(problem),
+        )
+
+    @staticmethod
+    def _default(problem: Problem) -> Config:
+        """Eight warps where they divide K, as deep as their registers allow; the fewest units a block that fit."""
+        problem = projection(problem)
+        warps = 8 if problem.width % 256 == 0 else 6
+        base: Config = {
+            "run_bytes": 64, "warps_k": warps, "depth": 1, "mixers": 16, "consumer_wait": "start", "backoff": 0,
+            "release": "loads", "k_order": "free",
+        }  # fmt: skip
+        steps = problem.width // (32 * warps)
+        fits = [d for d in range(1, min(steps, 4) + 1) if gemm_registers(problem.rows, {**base, "depth": d}) <= 255]
+        few = [m for m in (1, 2, 4, 8, 16) if consumer_blocks(problem.rows, {**base, "mixers": m}) <= 128]
+        return {**base, "depth": max(fits, default=1), "mixers": few[0]}
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """Two launches. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        from cutlass import Int32
+
+        from ..cute_compile import compile_cute
+        from .cute_split import launch_consumer, launch_producer
+
+        problem = projection(problem)
+        rows, hidden, tp = problem.rows, problem.hidden, problem.tp
+        warps, mixers, jitter = int(config["warps_k"]), int(config["mixers"]), int(config.get("jitter", 0))
+        depth, release = int(config["depth"]), str(config["release"])
+        finishing = consumer_blocks(rows, config)
+        counted = hidden // COLUMNS + finishing
+        args, fakes = tensor_args(problem), fake_tensors(problem, counted)
+        first = compile_cute(
+            launch_producer,
+            (
+                *(fakes[name] for name in PRODUCER), Int32(1), rows, problem.width, hidden, tp, int(config["run_bytes"]) // 64,
+                depth, x_depth(rows, depth), warps, release, jitter,
+            ),
+            arch,
+            grid=(hidden // COLUMNS, 1, 1),
+            block=(32 * warps, 1, 1),
+            shared_bytes=shared(rows, config),
+            args=(*(args[name] for name in PRODUCER), Arg("int32", "rows")),
+            pdl=True,
+        )  # fmt: skip
+        second = compile_cute(
+            launch_consumer,
+            (
+                *(fakes[name] for name in CONSUMER), Int32(1), rows, hidden, tp, problem.blocks, problem.kind == "restart",
+                eps_constant(problem.eps), mixers, int(config["backoff"]), str(config["consumer_wait"]), jitter,
+            ),
+            arch,
+            grid=(finishing, 1, 1),
+            block=(32 * mixers, 1, 1),
+            shared_bytes=0,
+            args=(*(args[name] for name in CONSUMER), Arg("int32", "rows")),
+            pdl=True,
+        )  # fmt: skip
+        launches = (first, dataclasses.replace(second, needs_residency=True))
+        return Compiled(self.family, self.name, problem, config, arch, launches, exchange_buffers(problem, counted))
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads x; packets are written and read once; a launch and two hand-overs."""
+        problem = projection(problem)
+        n_tiles, _, _ = gemm_tiles(problem.rows, config)
+        columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
+        return Work(
+            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2 + 2 * mail(problem).received_bytes,
+            in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
+            tile_turns=problem.width / columns,
+            dependent_steps=3,
+        )
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """As of cute_fused."""
+        chunks = int(config["run_bytes"]) // 64
+        return (
+            f"partial: MMAs over every {config['warps_k']}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, "
+            f"then {config['warps_k']} warps ascending; ranks ascending; a row's scalars: 7 columns ascending, 32 lanes, "
+            f"then 32 units by butterfly"
+        )
