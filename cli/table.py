@@ -31,7 +31,7 @@ def numbers(text: str, option: str) -> list[int]:
 
     found: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,6})(?:\s*-\s*([0-9]{1,6}))?\s*", part)
         if not match:
             raise InputError(f"{option} is a list of numbers and ranges such as 1-8,12,16, not {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])

@@ -86,10 +86,14 @@ def guarded_output(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> t
     return whole, whole[:count].view(shape)
 
 
+def written(tensor: torch.Tensor) -> torch.Tensor:
+    """Which elements no longer hold poison: boolean, of the same shape."""
+    return ~tensor.isnan() if tensor.is_floating_point() else tensor != poison_value(tensor.dtype)
+
+
 def written_beyond(whole: torch.Tensor, view: torch.Tensor) -> int | None:
     """The first element behind the view that no longer holds poison, or None."""
-    guard = whole[view.numel() :]
-    touched = ~guard.isnan() if guard.is_floating_point() else guard != poison_value(guard.dtype)
+    touched = written(whole[view.numel() :])
     return view.numel() + int(touched.nonzero()[0]) if bool(touched.any()) else None
 
 
@@ -145,8 +149,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         inputs_unchanged(f"rows {rows}, launch")
         judge(rows, "launch")
         for name in family.outputs:
-            beyond = outputs[name][rows:]
-            if beyond.is_floating_point() and not bool(beyond.isnan().all()):
+            if bool(written(outputs[name][rows:]).any()):
                 faults.append(f"rows {rows}: {name} was written beyond its {rows} rows")
         if faults:
             break

@@ -273,8 +273,8 @@ def tune_table(request: TableRequest, say: Say | None = None) -> TableResult:
     if not request.problems or not request.engines:
         raise InputError("a table needs at least one problem and one engine")
     check_jobs(request.jobs)
-    for name, value in (("trials", request.trials), ("later trials", request.later_trials or 1)):
-        if value < 1:
+    for name, value in (("trials", request.trials), ("later trials", request.later_trials)):
+        if value is not None and value < 1:
             raise InputError(f"{name} is {value}, must be at least 1")
     if request.budget_s is not None and not request.budget_s > 0:
         raise InputError(f"the budget is {request.budget_s:g} s, must be more than 0")

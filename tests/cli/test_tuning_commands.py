@@ -214,6 +214,7 @@ def test_lists_and_ranges() -> None:
     [
         (["--rows", "1-"], "--rows is a list of numbers and ranges such as 1-8,12,16, not '1-'"),
         (["--rows", ""], "--rows is a list of numbers"),
+        (["--rows", "٣"], "--rows is a list of numbers"),
         (["--rows", "8-1"], "--rows has the range '8-1', which runs backwards"),
         (["--rows", "1-99999"], "more than 1024 numbers"),
         (["--rows", "1-65"], "rows is 65; the decode path serves 1 to 64 rows"),

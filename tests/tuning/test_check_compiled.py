@@ -43,6 +43,16 @@ class Accumulate(Family):
         return Tolerance(1e-6, 1e-5, "FP32")
 
 
+class Whole(Accumulate):
+    """The same with an output of whole numbers, such as expert ids."""
+
+    def inputs(self, problem, seed, device="cpu"):
+        return {name: (tensor * 8).round() for name, tensor in super().inputs(problem, seed, device).items()}
+
+    def output_specs(self, problem):
+        return {"out": ((problem.rows, WIDTH), "int32")}
+
+
 def right(tensors: dict, rows: int) -> None:
     tensors["state"][:rows] += tensors["x"][:rows]
     tensors["out"][:rows] = tensors["state"][:rows] * 2
@@ -180,7 +190,7 @@ def judge(monkeypatch):
         yield
         capturing.clear()
 
-    def run(kernel: Kernel, rows: int = 4, *, with_pdl: bool = False) -> check.CheckResult:
+    def run(kernel: Kernel, rows: int = 4, *, with_pdl: bool = False, owner: Family | None = None) -> check.CheckResult:
         class Runner:
             def __init__(self, compiled: Compiled) -> None:
                 self.buffers = {
@@ -211,7 +221,7 @@ def judge(monkeypatch):
             "accumulate", "fake", Problem(1, rows), {}, "sm_90a", launches if with_pdl else (),
             (Buffer("count", (1,), "int32", True), Buffer("epoch", (1,), "int32", persistent=True), health.BUFFER),
         )  # fmt: skip
-        return check.check_compiled(Accumulate(), compiled, seed=5)
+        return check.check_compiled(owner or Accumulate(), compiled, seed=5)
 
     return run
 
@@ -247,6 +257,13 @@ def test_a_wrong_kernel_is_told_by_what_it_does(judge, kernel, says):
     result = judge(kernel)
     assert not result.ok
     assert says in result.reason
+
+
+def test_whole_numbers_are_judged_alike(judge):
+    result = judge(right, owner=Whole())
+    assert result.ok, result.reason
+    assert judge(all_rows, owner=Whole()).reason == "rows 3: out was written beyond its 3 rows"
+    assert "written beyond its end" in judge(behind_the_end, owner=Whole()).reason
 
 
 def test_a_kernel_that_waits_passes_in_chains(judge):

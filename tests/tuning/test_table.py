@@ -352,7 +352,7 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     ask = request(tmp_path / "s", 1)
     for changes, words in (
         ({"problems": ()}, "at least one problem"), ({"engines": ()}, "one engine"), ({"trials": 0}, "trials is 0"),
-        ({"later_trials": -1}, "later trials is -1"), ({"budget_s": 0.0}, "the budget is 0 s"), ({"jobs": 99}, "jobs is 99"),
+        ({"later_trials": -1}, "later trials is -1"), ({"later_trials": 0}, "later trials is 0"), ({"budget_s": 0.0}, "the budget is 0 s"), ({"jobs": 99}, "jobs is 99"),
         ({"budget_s": float("nan")}, "the budget is nan"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
