@@ -144,15 +144,3 @@ def test_invariant_configs_give_the_same_bits_for_all_rows_outputs_and_tiles(dev
             out = run(engine, case, config, device.arch, part, rows)
             seen = out if seen is None else seen
             assert torch.equal(out, seen[:rows, :outputs]), (rows, outputs, config)
-
-
-def test_dead_rows_of_x_are_never_read_into_a_result(device, engine):
-    """Rows of x beyond the live ones hold NaN: the tensor map ends before them."""
-    import torch
-
-    problem = FAMILY.problem(K3, tp=16, rows=16)
-    inputs = FAMILY.inputs(problem, 7, "cuda")
-    inputs["x"][11:] = float("nan")
-    config = dict(engine.space(problem, device.need_card()).default)
-    assert bool(run(engine, problem, config, device.arch, inputs, 11).isfinite().all())
-    assert not torch.isnan(inputs["w"]).any()
