@@ -18,7 +18,7 @@ from . import clocks
 from .alternatives import PYTORCH
 from .outcome import describe
 from .policy import TimingPolicy
-from .timing import Captured, Series, capture_calls, input_copies, restorer
+from .timing import Captured, Series, capture_calls, input_copies, restorer, warm_note
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +95,7 @@ def time_contest(
         for index in order:
             sign()
             _round(runs[index], policy, restore, 0.0 if runs[index] is other else floor_us)
+    notes = [warm] if (warm := warm_note(family, copies, policy)) else []
     held = sorted({why for lane in runs for one in lane.series for why in clocks.throttled(one.clocks_after)})
     result = {
         "results": [lane.to_json() for lane in lanes],
@@ -103,7 +104,7 @@ def time_contest(
         "read_ceiling": round(ceiling),
         "rounds": ROUNDS,
         "policy": policy.to_json(),
-        "notes": [f"clocks held down: {', '.join(held)}"] if held else [],
+        "notes": notes + ([f"clocks held down: {', '.join(held)}"] if held else []),
     }
     del runs, lanes, other, plain, copies, restore
     torch.cuda.empty_cache()

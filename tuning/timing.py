@@ -209,6 +209,18 @@ def input_copies(family: Family, problem: Problem, policy: TimingPolicy, seed: i
     return copies
 
 
+def warm_note(family: Family, copies: Sequence[Mapping[str, torch.Tensor]], policy: TimingPolicy) -> str | None:
+    """What to say where memory was too small for the copies that the policy asks for, or None."""
+    one = sum(copies[0][name].numel() * copies[0][name].element_size() for name in family.rotated)
+    between = (len(copies) - 1) * one
+    if not one or between >= policy.rotate_bytes:
+        return None
+    return (
+        f"{len(copies)} copies of the weights fit, {between / 1e6:.0f} MB between two uses of one in place of "
+        f"{policy.rotate_bytes / 1e6:.0f}: the cold figure may be a hot one"
+    )
+
+
 def restorer(family: Family, copies: Sequence[Mapping[str, torch.Tensor]]) -> Callable[[], None] | None:
     """Puts back, in every copy, what inputs that are updated in place hold now; None where there are none."""
     if not family.mutated:
@@ -280,8 +292,8 @@ def time_compiled(
         raise BrokenMeasurement(f"a wait of the kernel gave up while it was timed: {error}") from error
     floor_us = family.traffic(problem).bytes / ceiling * 1e6
     notes = []
-    if len(copies) == 1 and family.rotated:
-        notes.append("one copy of the weights only: the cold figure is a hot one")
+    if warm := warm_note(family, copies, policy):
+        notes.append(warm)
     if slow := sorted({*clocks.throttled(cold.clocks_before), *clocks.throttled(cold.clocks_after)}):
         notes.append(f"clocks held down: {', '.join(slow)}")
     if not stable:

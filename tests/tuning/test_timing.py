@@ -145,7 +145,8 @@ def timed(device, monkeypatch):
 
     monkeypatch.setattr(launch, "Runner", Runner)
     monkeypatch.setattr(ceiling, "read_ceiling", lambda: 4e12)
-    monkeypatch.setattr(timing, "input_copies", lambda *_: [{}] * 4)
+    weights = {"w": torch.empty(70_000_000, dtype=torch.bfloat16, device="meta")}
+    monkeypatch.setattr(timing, "input_copies", lambda *_: [weights] * 4)
     monkeypatch.setattr(
         alternatives, "time_alternatives", lambda *_, **how: ({"PyTorch": 17.5, "torch.compile": 16.25}, {})
     )
@@ -166,6 +167,16 @@ def test_isolated_timing_drops_the_programmatic_edge(timed):
     assert bound == [False] * 4
     assert (found.cold_us, found.floor_us, found.percent_of_ceiling) == (10.0, 5.0, 50.0)
     assert (found.alternative_us, found.chain) == (None, None)
+
+
+def test_too_few_copies_of_the_weights_are_told(timed, monkeypatch):
+    assert timed(pdl=False)[0].notes == []
+    few = {"w": torch.empty(50_000_000, dtype=torch.bfloat16, device="meta")}
+    monkeypatch.setattr(timing, "input_copies", lambda *_: [few] * 4)
+    (note,) = timed(pdl=False)[0].notes
+    assert note.startswith("4 copies of the weights fit, 300 MB between two uses of one in place of 400")
+    monkeypatch.setattr(timing, "input_copies", lambda *_: [few])
+    assert "1 copies of the weights fit, 0 MB" in timed(pdl=False)[0].notes[0]
 
 
 def test_alternatives_and_the_chain_stand_beside_the_isolated_figure(timed):
