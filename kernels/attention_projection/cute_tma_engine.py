@@ -77,7 +77,8 @@ class CuteTmaEngine(TiledEngine):
         hidden, outputs = problem.hidden, problem.outputs
         heights = tile_rows_values(outputs, gpu)
         share, layer = cache(partial(busy, outputs, gpu=gpu)), cache(partial(layers, outputs, gpu=gpu))
-        least, enough = {}, {}
+        least: dict[str, int] = {}
+        enough: dict[str, float] = {}
         for kind, pairs in (
             ("free", self._pairs(problem, gpu)),
             ("invariant", self._pairs(problem, gpu, (INVARIANT_SPLIT,))),
