@@ -72,6 +72,15 @@ def place(column: Int32):
 
 
 @cute.jit
+def where_to(counter: Int64, targets: Int64, block: Int32, quad: Int32, TP: cutlass.Constexpr):
+    """(epoch, lines of the table of targets): a lane publishes to every fourth rank."""
+    epoch, whom = epoch_of(counter, block), []
+    for i in cutlass.range_constexpr(-(-TP // 4)):
+        whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
+    return epoch, whom
+
+
+@cute.jit
 def partial(
     x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, rows: Int32, block: Int32,
     warp: Int32, lane: Int32,
@@ -111,12 +120,9 @@ def partial(
             x_at.append(x + (Int64(cutlass.min(row, rows - 1)) * WIDTH + start + shift) * 2)
     ahead = min(X_DEPTH, depth)
     x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
-    epoch = epoch_of(counter, block)
-    # a lane publishes to every fourth rank
-    peers = -(-TP // 4)
-    whom = []
-    for i in cutlass.range_constexpr(peers):
-        whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
+    epoch, whom = Uint32(0), []
+    if cutlass.const_expr(ROWS <= 16):
+        epoch, whom = where_to(counter, targets, block, quad, TP)
 
     if cutlass.const_expr(RELEASE == "loads" and depth == steps):
         arch.griddepcontrol_launch_dependents()
@@ -141,6 +147,8 @@ def partial(
         if cutlass.const_expr(d + ahead < rest):
             x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest + d + ahead) * hop)
 
+    if cutlass.const_expr(ROWS > 16):  # sums of more rows leave no registers for these meanwhile
+        epoch, whom = where_to(counter, targets, block, quad, TP)
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
         for j in cutlass.range_constexpr(n_tiles):
@@ -171,7 +179,7 @@ def partial(
             mine = rounded(first, second)
             whole = [arch.shuffle_sync(mine, (lane & 28) + word) for word in range(4)]
             line = ((parity * ROWS + row) * (HIDDEN // 7) + block * 8 + group) * 16
-            for i in cutlass.range_constexpr(peers):
+            for i in cutlass.range_constexpr(len(whom)):
                 factor = whom[i][2]
                 scaled = [
                     arch.inline_ptx(SCALE, write_only_types=[Uint32], read_only_args=[word, factor]) for word in whole

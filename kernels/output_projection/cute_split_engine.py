@@ -105,6 +105,10 @@ class CuteSplitEngine(Engine):
                     "operands in flight and sums exceed a thread's registers",
                 ),
                 Constraint(
+                    lambda c: rows <= 48 or c["depth"] == 1 or c["warps_k"] == 8,
+                    f"{{warps_k}} warps with {{depth}} steps in flight and the sums of {rows} rows spill registers",
+                ),
+                Constraint(
                     lambda c: shared(rows, c) <= gpu.shared_per_block,
                     f"sums exceed the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
                 ),
