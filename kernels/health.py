@@ -124,6 +124,20 @@ def read(words: Sequence[int]) -> Report | None:
     )
 
 
+def culprits(reports: Mapping[int, Report]) -> tuple[int, ...]:
+    """The ranks at fault, by the reports of all ranks that have one.
+
+    A rank that gave up publishes nothing more, so others give up on it later and name it too. Those that gave up in
+    the earliest launch were the first, and among them those that missed partial sums: their owners' sums came after.
+    """
+    first = min((report.epoch for report in reports.values()), default=0)
+    early = [report for report in reports.values() if report.epoch == first]
+    for phase in (Phase.PARTIAL, Phase.TOTAL):
+        if named := {rank for report in early for rank in report.missed.get(phase, ())}:
+            return tuple(sorted(named))
+    return ()
+
+
 def set_limit(buffers: Mapping[str, torch.Tensor], seconds: float) -> None:
     """How long a wait may last, from the next launch on; in stream order.
 
