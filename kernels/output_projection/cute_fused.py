@@ -37,7 +37,8 @@ def k3_output_projection_cute_fused_step(
     counter = epochs.iterator.toint()
     if warp < WARPS:
         partial(
-            x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, rows, block, warp, lane,
+            x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows,
+            block, warp, lane,
             ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
         )  # fmt: skip
     else:

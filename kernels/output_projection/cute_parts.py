@@ -241,14 +241,15 @@ def look(epoch: Uint32, health: Int64, started: Int64, late: Uint32, PHASE: cutl
     (above,) = read(LOAD_WORD, health + 4 * LIMIT + 4, 1, [])
     limit = Int64(Uint64(above)) << 32 | Int64(Uint64(below))
     limit = limit if limit != Int64(0) else Int64(DEFAULT_LIMIT_NS)
-    on = claimed == Uint32(0)
+    on, holder = claimed == Uint32(0), claimed
+    name = epoch if epoch != Uint32(0) else Uint32(1)
     if on and now - first > limit:
         on = False
-        name = epoch if epoch != Uint32(0) else Uint32(1)
         won = arch.inline_ptx(
             "atom.relaxed.gpu.global.cas.b32 {$w0}, [{$r0}], {$r1}, {$r2};", write_only_types=[Uint32],
             read_only_args=[health, Uint32(0), name],
         )  # fmt: skip
+        holder = won if won != Uint32(0) else name
         if won == Uint32(0):
             slot = Uint32(0)
             if cutlass.const_expr(PHASE != ROW):
@@ -257,7 +258,8 @@ def look(epoch: Uint32, health: Int64, started: Int64, late: Uint32, PHASE: cutl
             arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_PHASE, Uint32(PHASE)])
             arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_SLOT, slot])
             arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_BLOCK, Uint32(block)])
-    if not on:
+    # a later launch misses whom the first one stopped publishing, so it adds nothing
+    if not on and holder == name:
         missed = late if cutlass.const_expr(PHASE != ROW) else Uint32(0)
         at = health + 4 * (MISSED + PHASE - 1)
         arch.inline_ptx("red.relaxed.gpu.global.or.b32 [{$r0}], {$r1};", read_only_args=[at, missed])

@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from .cute_mix import SUMS_DONE
-from .cute_parts import EVICT_FIRST, LOAD_TARGET, SCALE, epoch_of, pause, publish, read, rounded
+from .cute_parts import EVICT_FIRST, LOAD_TARGET, LOAD_WORD, SCALE, epoch_of, pause, publish, read, rounded
 
 # not .nc: the compiler may move such a load below the dependency wait, and does
 LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
@@ -72,17 +72,18 @@ def place(column: Int32):
 
 
 @cute.jit
-def where_to(counter: Int64, targets: Int64, block: Int32, quad: Int32, TP: cutlass.Constexpr):
-    """(epoch, lines of the table of targets): a lane publishes to every fourth rank."""
+def where_to(counter: Int64, targets: Int64, health: Int64, block: Int32, quad: Int32, TP: cutlass.Constexpr):
+    """(epoch, claim of the health record, lines of the table of targets): a lane publishes to every fourth rank."""
     epoch, whom = epoch_of(counter, block), []
+    (claim,) = read(LOAD_WORD, health, 1, [])
     for i in cutlass.range_constexpr(-(-TP // 4)):
         whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
-    return epoch, whom
+    return epoch, claim, whom
 
 
 @cute.jit
 def partial(
-    x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, rows: Int32, block: Int32,
+    x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, health: Int64, rows: Int32, block: Int32,
     warp: Int32, lane: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
@@ -95,7 +96,7 @@ def partial(
     as rows of their own, of x and of w, and the products of equal chunks are added. Within 32 columns K is permuted,
     for x and w alike. Sums: MMAs of a (warp, chunk) ascending, its two chunks, then the warps ascending.
     Published are all ``ROWS`` rows, so that every slot is as new as the epoch says; those beyond ``rows`` repeat the
-    last one.
+    last one. Nothing is published once a wait has given up: what came of it may be in x.
     """
     group, quad = lane // 4, lane % 4
     per_tile, width = 8 // CHUNKS, 32 * CHUNKS
@@ -120,9 +121,9 @@ def partial(
             x_at.append(x + (Int64(cutlass.min(row, rows - 1)) * WIDTH + start + shift) * 2)
     ahead = min(X_DEPTH, depth)
     x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
-    epoch, whom = Uint32(0), []
+    epoch, claim, whom = Uint32(0), Uint32(0), []
     if cutlass.const_expr(ROWS <= 16):
-        epoch, whom = where_to(counter, targets, block, quad, TP)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP)
 
     if cutlass.const_expr(RELEASE == "loads" and depth == steps):
         arch.griddepcontrol_launch_dependents()
@@ -148,7 +149,7 @@ def partial(
             x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest + d + ahead) * hop)
 
     if cutlass.const_expr(ROWS > 16):  # sums of more rows leave no registers for these meanwhile
-        epoch, whom = where_to(counter, targets, block, quad, TP)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP)
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
         for j in cutlass.range_constexpr(n_tiles):
@@ -186,7 +187,7 @@ def partial(
                 ]
                 scaled[3] = (scaled[3] & Uint32(0xFFFF)) | (epoch << 16)
                 address = Int64(whom[i][1]) << 32 | Int64(whom[i][0])
-                if quad + 4 * i < TP:
+                if quad + 4 * i < TP and claim == Uint32(0):
                     publish(address + line, scaled, "sys")
     pause(JITTER, epoch, block * 64 + 35)
     return epoch

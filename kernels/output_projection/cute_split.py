@@ -15,7 +15,7 @@ from .cute_product import COLUMNS, ROW_WORDS, partial
 
 @cute.kernel
 def k3_output_projection_cute_split_producer(
-    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, rows: Int32,
+    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
@@ -27,8 +27,8 @@ def k3_output_projection_cute_split_producer(
     sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
     counter = epochs.iterator.toint()
     epoch = partial(
-        x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, rows, block, warp, t % 32, ROWS, WIDTH,
-        HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
+        x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows, block,
+        warp, t % 32, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
     )  # fmt: skip
     # all warps have read the counter: they have met since
     if t == 0:
@@ -87,14 +87,14 @@ k3_output_projection_cute_split_consumer.set_name_prefix(
 
 @cute.jit
 def launch_producer(
-    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, rows: Int32,
+    x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_split_producer(
-        x, w, targets, epochs, rows, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, RELEASE, JITTER
+        x, w, targets, epochs, health, rows, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, RELEASE, JITTER
     ).launch(grid=[HIDDEN // COLUMNS, 1, 1], block=[32 * WARPS, 1, 1], stream=stream)
 
 

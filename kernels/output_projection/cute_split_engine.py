@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 INVARIANT = {"run_bytes": 64, "warps_k": 8}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
-PRODUCER = ("x", "w_o", "mailbox_targets", "epochs")
+PRODUCER = ("x", "w_o", "mailbox_targets", "epochs", "health")
 CONSUMER = (
     "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox", "scalars", "epochs", "health",
 )  # fmt: skip
