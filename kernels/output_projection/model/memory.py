@@ -7,6 +7,7 @@ gives the same behaviours as a step for each delivery, with far fewer states.
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Any
 
 Pending = tuple[tuple[Any, int], ...]
@@ -32,6 +33,7 @@ def _after(value: Any, queues: list[tuple[int, Pending]]) -> Cell:
     return value, tuple((writer, queue) for writer, queue in queues if queue)
 
 
+@lru_cache(maxsize=1 << 16)
 def outcomes(cell: Cell) -> list[tuple[Any, Cell]]:
     """(value a read may see, memory after it): what is there, or any store under way as the last one delivered."""
     now, queues = cell
