@@ -1,0 +1,164 @@
+"""Real processes, one a rank, all on one GPU: ``python symmetric_ranks.py SIZE SCENARIO FOLDER`` writes ``FOLDER/RANK.pt``.
+
+The processes are time-sliced, so an exchange takes as long as the GPU takes to come round. Forked before anything
+touches the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from k3lab.kernels import K3, Config, family
+from k3lab.kernels.collectives import CollectiveError
+from k3lab.kernels.device import require
+from k3lab.kernels.gpu_cards import GPU_CARDS
+from k3lab.kernels.health import check_health, rearm, set_limit
+from k3lab.kernels.transports import Symmetric
+
+ENGINE, ROWS, STEPS = "cute_fused", 2, 100
+WALL_S = 240.0
+PATIENT_S = 120.0
+LIMIT_S = 3.0
+FAMILY = family("output_projection")
+
+
+def inputs(size: int, rank: int) -> dict[str, torch.Tensor]:
+    """Of one rank: x and its columns of the weight are its own, the rest is everyone's."""
+    problem = FAMILY.problem(K3, tp=size, rows=ROWS)
+    mine, common = FAMILY.inputs(problem, 100 + rank), FAMILY.inputs(problem, 99)
+    return {name: (mine if name in ("x", "w_o") else common)[name] for name in mine}
+
+
+class Rank:
+    """A runner over symmetric memory, and its outputs."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        from k3lab.kernels.launch import Runner
+        from k3lab.tuning.compiling import compile_config
+
+        device = require("this test")
+        problem = FAMILY.problem(K3, tp=size, rows=ROWS)
+        engine = FAMILY.engine(ENGINE)
+        chosen: Config = engine.space(problem, device.card or GPU_CARDS["H200"]).default
+        self.runner = Runner(compile_config(engine, problem, chosen, device.arch), transport=Symmetric())
+        self.outputs = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+            for name, (shape, dtype) in FAMILY.output_specs(problem).items()
+        }
+        tensors = {name: tensor.cuda() for name, tensor in inputs(size, rank).items()}
+        self.call = self.runner.bind({**tensors, **self.outputs})
+
+    def step(self) -> dict[str, torch.Tensor]:
+        """One launch, checked."""
+        for tensor in self.outputs.values():
+            tensor.fill_(float("nan"))
+        self.call()
+        check_health(self.runner.buffers, self.runner.transport.rank)
+        return {name: tensor.cpu() for name, tensor in self.outputs.items()}
+
+
+def steps(rank: int, size: int) -> dict:
+    """Many launches: the same bits each time."""
+    one = Rank(size, rank)
+    first, changed = one.step(), 0
+    started = time.monotonic()
+    for _ in range(STEPS):
+        again = one.step()
+        changed += any(not torch.equal(again[name], first[name]) for name in first)
+    return {**first, "changed": changed, "exchange_ms": 1000 * (time.monotonic() - started) / STEPS}
+
+
+def late(rank: int, size: int) -> dict:
+    """The last rank comes two seconds after the others."""
+    one = Rank(size, rank)
+    first = one.step()
+    if rank == size - 1:
+        time.sleep(2.0)
+    again = one.step()
+    return {**again, "changed": sum(not torch.equal(again[name], first[name]) for name in first)}
+
+
+def stalled(rank: int, size: int) -> dict:
+    """Rank 1 misses a launch; every other rank gives up and names it. All re-arm, and go on."""
+    one = Rank(size, rank)
+    set_limit(one.runner.buffers, LIMIT_S)
+    first, error, started = one.step(), "", time.monotonic()
+    if rank != 1:
+        try:
+            one.step()
+        except CollectiveError as caught:
+            error = str(caught)
+    seconds = time.monotonic() - started
+    rearm(one.runner)
+    again = one.step()
+    changed = sum(not torch.equal(again[name], first[name]) for name in first)
+    return {**again, "changed": changed, "error": error, "seconds": seconds}
+
+
+def killed(rank: int, size: int) -> dict:
+    """Rank 1 is killed; every other rank ends with an error that names it."""
+    one = Rank(size, rank)
+    set_limit(one.runner.buffers, LIMIT_S)
+    one.step()
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        one.step()
+    except CollectiveError as caught:
+        return {"error": str(caught), "seconds": time.monotonic() - started}
+    return {"error": "", "seconds": time.monotonic() - started}
+
+
+SCENARIOS = {one.__name__: one for one in (steps, late, stalled, killed)}
+
+
+def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
+    """One rank; what went wrong is left as text."""
+    limit = timedelta(seconds=PATIENT_S)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    try:
+        found = SCENARIOS[scenario](rank, size)
+    except Exception as error:
+        found = {"failed": f"{type(error).__name__}: {error}"}
+    torch.save(found, folder / f"{rank}.part")
+    os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+
+
+def main() -> None:
+    """Fork the ranks and see to it that all of them end."""
+    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    told, tell = os.pipe()
+    children = []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            try:
+                rank_main(rank, size, int(os.read(told, 8)), scenario, folder)
+            finally:
+                os._exit(0)
+        children.append(child)
+    limit = timedelta(seconds=PATIENT_S)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
+    os.write(tell, f"{store.port:8d}".encode() * size)
+    deadline = time.monotonic() + WALL_S
+    while children and time.monotonic() < deadline:
+        children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
+        time.sleep(0.05)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    sys.exit(bool(children))
+
+
+if __name__ == "__main__":
+    main()
