@@ -118,8 +118,9 @@ class StandIn:
 class LoopbackGroup:
     """What kernels over the loopback transport compute: one rank plays all, rank r with ``factors[r]`` times its data.
 
-    Factors are powers of two, or zero, so that no product is rounded. A gather repeats this rank's shard, times the
-    factors too: that is what a two-shot exchange receives back.
+    Factors are powers of two, or zero, so that no product is rounded. What goes from one rank to another comes back to
+    this one: slot r of a reduce-scatter is what this rank sends to rank r, its columns r, times ``factors[r]``, and
+    a gather repeats this rank's shard, times the factors too.
     """
 
     factors: tuple[float, ...]
@@ -141,16 +142,16 @@ class LoopbackGroup:
         return torch.cat([x * factor for factor in self.factors], dim=dim)
 
     def reduce_scatter(self, x: Tensor, dim: int) -> Tensor:
-        """This rank's shard of the sum."""
-        return _shard(self.all_reduce(x), dim, self.rank, self.size)
+        """``sum of factors[r] x[columns r]`` in rank order, rounded once."""
+        return _sum_in_rank_order([_shard(x, dim, rank, self.size) * f for rank, f in enumerate(self.factors)])
 
 
 @dataclass(frozen=True)
 class TwoShot:
     """A group whose all-reduce is a reduce-scatter of the columns and a gather of the sums.
 
-    In a real group that gives the bits of the one-shot sum; over loopback the gather shows this rank's columns
-    everywhere.
+    In a real group that gives the bits of the one-shot sum; over loopback columns of all ranks are added up, and the
+    gather shows the sums everywhere.
     """
 
     group: Collectives

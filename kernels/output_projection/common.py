@@ -10,7 +10,7 @@ from .. import health
 from ..contract import Arg, Buffer, Engine, Problem
 from ..space import Config
 from .family import OutputProjection
-from .mailbox import Layout, RowExchange, epochs_buffer, one_shot, packet
+from .mailbox import Layout, RowExchange, epochs_buffer, one_shot, packet, two_shot
 
 COLUMNS = 56
 """Columns of w_o that one block of the producer makes: eight packets of seven."""
@@ -53,9 +53,16 @@ def refuses_always(engine: Engine, problem: OutputProjection, arch: str) -> str 
     return None
 
 
-def mail(problem: OutputProjection) -> Layout:
-    """The mailbox of partials."""
-    return one_shot(problem.tp, problem.rows, problem.hidden, PACKET)
+def mail(problem: OutputProjection, config: Config) -> tuple[Layout, ...]:
+    """Mailboxes: of partials, and of an owner's sums where the exchange is ``two_shot``."""
+    if config.get("exchange") == "two_shot":
+        return two_shot(problem.tp, problem.rows, problem.hidden, PACKET)
+    return (one_shot(problem.tp, problem.rows, problem.hidden, PACKET),)
+
+
+def shard(problem: OutputProjection, config: Config) -> int:
+    """Packets of a row that a rank owns; 0 where each rank sums all columns."""
+    return mail(problem, config)[0].packets if config.get("exchange") == "two_shot" else 0
 
 
 def scalars(problem: OutputProjection) -> RowExchange:
@@ -63,29 +70,32 @@ def scalars(problem: OutputProjection) -> RowExchange:
     return RowExchange(problem.rows, UNITS, SCALAR_PACKETS)
 
 
-def exchange_buffers(problem: OutputProjection, blocks: int) -> tuple[Buffer, ...]:
+def exchange_buffers(problem: OutputProjection, config: Config, blocks: int) -> tuple[Buffer, ...]:
     """What launches leave to each other; ``blocks`` keep launch counters."""
+    boxes = zip(("mailbox", "totals"), mail(problem, config), strict=False)
     return (
-        *mail(problem).buffers("mailbox"),
+        *(buffer for name, layout in boxes for buffer in layout.buffers(name)),
         scalars(problem).buffer("scalars"),
         epochs_buffer("epochs", blocks),
         health.BUFFER,
     )
 
 
-def tensor_args(problem: OutputProjection) -> dict[str, Arg]:
-    """Kernel arguments by name; a layer that restarts the residual has no old one."""
+def tensor_args(problem: OutputProjection, config: Config) -> dict[str, Arg]:
+    """Kernel arguments by name; a layer that restarts the residual has no old one, one shot has no sums to send."""
     names = (
         "x", "w_o", "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox",
-        "mailbox_targets", "scalars", "epochs", "health",
+        "mailbox_targets", "totals", "totals_targets", "scalars", "epochs", "health",
     )  # fmt: skip
     args = {name: Arg("tensor", name) for name in names}
     if problem.kind == "restart":
         args["prefix"] = Arg("null")
+    if config.get("exchange") != "two_shot":
+        args["totals"] = args["totals_targets"] = Arg("null")
     return args
 
 
-def fake_tensors(problem: OutputProjection, blocks: int) -> dict[str, Any]:
+def fake_tensors(problem: OutputProjection, config: Config, blocks: int) -> dict[str, Any]:
     """What the compiler is told of each argument. Imports the compiler."""
     from cutlass import BFloat16, Int32, Int64
     from cutlass.cute.runtime import make_fake_tensor
@@ -96,8 +106,9 @@ def fake_tensors(problem: OutputProjection, blocks: int) -> dict[str, Any]:
         "res_norm": (hidden,), "res_proj": (1, hidden), "norm_w": (hidden,), "prefix_out": (rows, hidden),
         "mlp_input": (rows, hidden),
     }  # fmt: skip
-    sizes = {name: (BFloat16, shape) for name, shape in shapes.items()}
-    for buffer in exchange_buffers(problem, blocks):
+    sizes: dict[str, Any] = {name: (BFloat16, shape) for name, shape in shapes.items()}
+    sizes |= {"totals": (Int32, (1, 4)), "totals_targets": (Int64, (1, 2))}
+    for buffer in exchange_buffers(problem, config, blocks):
         sizes[buffer.name] = (Int64 if buffer.dtype == "int64" else Int32, buffer.shape)
     made = {}
     for name, (dtype, shape) in sizes.items():

@@ -39,7 +39,7 @@ def k3_output_projection_cute_fused_step(
         partial(
             x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows,
             block, warp, lane,
-            ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
+            ROWS, WIDTH, HIDDEN, TP, 0, CHUNKS, DEPTH, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
         )  # fmt: skip
     else:
         number = block * MIXERS + warp - WARPS
@@ -50,7 +50,7 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF,
+            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, BACKOFF,
             32 * (WARPS + MIXERS), JITTER,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait

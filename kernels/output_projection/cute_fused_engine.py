@@ -126,8 +126,8 @@ class CuteFusedEngine(Engine):
         problem = projection(problem)
         rows, blocks, finishing = problem.rows, problem.hidden // COLUMNS, mixers(problem.rows)
         warps = int(config["warps_k"])
-        args = tensor_args(problem)
-        fakes = fake_tensors(problem, blocks)
+        args = {name: arg for name, arg in tensor_args(problem, config).items() if not name.startswith("totals")}
+        fakes = fake_tensors(problem, config, blocks)
         built = compile_cute(
             launch,
             (
@@ -143,7 +143,9 @@ class CuteFusedEngine(Engine):
             pdl=True,
         )  # fmt: skip
         built = dataclasses.replace(built, needs_residency=True)
-        return Compiled(self.family, self.name, problem, config, arch, (built,), exchange_buffers(problem, blocks))
+        return Compiled(
+            self.family, self.name, problem, config, arch, (built,), exchange_buffers(problem, config, blocks)
+        )
 
     def work(self, problem: Problem, config: Config) -> Work:
         """Every block reads x; packets are written and read once; three hand-overs between blocks."""
@@ -151,7 +153,8 @@ class CuteFusedEngine(Engine):
         n_tiles, _, _ = gemm_tiles(problem.rows, config)
         columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
         return Work(
-            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2 + 2 * mail(problem).received_bytes,
+            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
+            + 2 * mail(problem, config)[0].received_bytes,
             in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
             tile_turns=problem.width / columns,
             dependent_steps=2,

@@ -8,18 +8,23 @@ from cutlass.cute import arch
 
 from .cute_parts import (
     EXP2,
+    LOAD_TARGET,
+    LOAD_WORD,
     LOG2E,
     PARTIAL,
     RCP,
     ROW,
     RSQRT,
+    TOTAL,
     as_float,
     as_word,
     packed,
     pause,
     poll,
     publish,
+    read,
     row_words,
+    scaled,
     seven,
     store_row_words,
     sum_lanes,
@@ -87,7 +92,7 @@ def mix_of_saved(
         pause(JITTER, epoch, block * 64 + 32 + unit)
         if lane < packets:
             publish(scalars + lane * step + unit * 16, [*three, epoch], "gpu")
-        got = poll(scalars + lane * 16, packets, step, "gpu", 32, epoch, health, ROW, block, 0)
+        got = poll(scalars + lane * 16, packets, step, "gpu", 32, epoch, health, ROW, 0, block, 0)
         sums = [as_float(got[4 * (i // 3) + i % 3]) if i < 2 * count else Float32(0.0) for i in range(16)]
         mine = sum_sixteen(sums, lane)
         square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
@@ -114,13 +119,52 @@ def mix_of_saved(
 
 
 @cute.jit
+def in_rank_order(words: list):
+    """Sum of the packets of all ranks, FP32."""
+    values = seven(words[:4])
+    for rank in cutlass.range_constexpr(1, len(words) // 4):
+        values = [v + more for v, more in zip(values, seven(words[4 * rank : 4 * rank + 4]), strict=True)]
+    return values
+
+
+@cute.jit
+def own_columns(
+    mailbox: Int64, targets: Int64, number: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
+    ROWS: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Two-shot: sum the partials of this rank's columns, 32 packets a warp, and send the sums to all ranks.
+
+    A warp whose wait gave up sends nothing, nor does a launch that begins with a claimed record.
+    """
+    if number < ROWS * SHARD // 32:
+        parity = Int32(epoch & Uint32(1))
+        line = (parity * ROWS * SHARD + number * 32 + lane) * 16
+        (claim,) = read(LOAD_WORD, health, 1, [])
+        pause(JITTER, epoch, block * 64 + 37 + number)
+        words = poll(
+            mailbox + line, TP, 2 * ROWS * SHARD * 16, "sys", 16, epoch, health, PARTIAL, 0, block, BACKOFF
+        )  # fmt: skip
+        total = packed(in_rank_order(words))
+        missing = claim
+        for rank in cutlass.range_constexpr(TP):
+            missing |= (words[4 * rank + 3] ^ (epoch << 16)) >> 16
+        pause(JITTER, epoch, block * 64 + 38 + number)
+        for rank in cutlass.range_constexpr(TP):
+            target = read(LOAD_TARGET, targets + rank * 16, 4, [])
+            address = Int64(target[1]) << 32 | Int64(target[0])
+            if missing == Uint32(0):
+                publish(address + line, scaled(total, target[2], epoch), "sys")
+
+
+@cute.jit
 def finish(
     mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, scalars: Int64,
     unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
-    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """From all ranks' packets to the two outputs.
+    """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
     Sum over ranks in rank order in FP32, rounded; plus the old prefix, rounded; the mix and the norm in FP32, rounded
     once. The mean square of the mix follows from three sums over the row, of which the twin knows nothing but the
@@ -129,11 +173,15 @@ def finish(
     packet, step = unit * 32 + lane, UNITS * 16
     parity = Int32(epoch & Uint32(1))
     pause(JITTER, epoch, block * 64 + 33 + unit)
-    at = mailbox + ((parity * ROWS + row) * (HIDDEN // 7) + packet) * 16
-    words = poll(at, TP, 2 * ROWS * (HIDDEN // 7) * 16, "sys", 16, epoch, health, PARTIAL, block, BACKOFF)
-    values = seven(words[:4])
-    for rank in cutlass.range_constexpr(1, TP):
-        values = [v + more for v, more in zip(values, seven(words[4 * rank : 4 * rank + 4]), strict=True)]
+    if cutlass.const_expr(SHARD > 0):
+        owner = packet // SHARD
+        at = mailbox + (((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD) * 16
+        words = poll(at, 1, 0, "sys", 16, epoch, health, TOTAL, owner, block, BACKOFF)
+        values = seven(words)
+    else:
+        at = mailbox + ((parity * ROWS + row) * (HIDDEN // 7) + packet) * 16
+        words = poll(at, TP, 2 * ROWS * (HIDDEN // 7) * 16, "sys", 16, epoch, health, PARTIAL, 0, block, BACKOFF)
+        values = in_rank_order(words)
     new = packed(values)
     if cutlass.const_expr(not RESTART):
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
@@ -150,7 +198,7 @@ def finish(
     store_row_words(prefix_out, row, HIDDEN, packet, new)
     first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
     count = SUM_PACKET + 1 - first
-    got = poll(scalars + first * step + lane * 16, count, step, "gpu", 32, epoch, health, ROW, block, BACKOFF)
+    got = poll(scalars + first * step + lane * 16, count, step, "gpu", 32, epoch, health, ROW, 0, block, BACKOFF)
     sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
     sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
     square, dot, cross, mixed = sums
@@ -168,7 +216,7 @@ def finish(
 @cute.jit
 def take_unit(
     tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, epoch: Uint32, block: Int32,
-    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, WAIT_FOR: cutlass.Constexpr,
     JITTER: cutlass.Constexpr,
 ):  # fmt: skip
@@ -192,7 +240,7 @@ def take_unit(
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
         finish(
             mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
-            ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, JITTER,
+            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, BACKOFF, JITTER,
         )  # fmt: skip
     else:
         if cutlass.const_expr(WAIT_FOR > 0):

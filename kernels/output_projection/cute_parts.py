@@ -35,7 +35,7 @@ LOG2E = 1.4426950408889634
 CLAIM_PHASE, CLAIM_SLOT, CLAIM_BLOCK, MISSED, LIMIT = 1, 2, 3, 4, 10
 POLLS_A_LOOK = 1024
 DEFAULT_LIMIT_NS = 10_000_000_000
-PARTIAL, ROW = 1, 3
+PARTIAL, TOTAL, ROW = 1, 2, 3
 
 
 @cute.jit
@@ -166,6 +166,13 @@ def sum_sixteen(values: list, lane: Int32):
 
 
 @cute.jit
+def scaled(words: list, factor: Uint32, epoch: Uint32):
+    """A packet's words times a power of two, with the epoch."""
+    times = [arch.inline_ptx(SCALE, write_only_types=[Uint32], read_only_args=[word, factor]) for word in words]
+    return [*times[:3], (times[3] & Uint32(0xFFFF)) | (epoch << 16)]
+
+
+@cute.jit
 def epoch_of(counter: Int64, block: Int32):
     """This launch's epoch: one more than what the block's counter holds."""
     (count,) = read(LOAD_WORD, counter + block * 4, 1, [])
@@ -195,12 +202,12 @@ def pause(JITTER: cutlass.Constexpr, epoch: Uint32, place: Int32):
 @cute.jit
 def poll(
     address: Int64, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr,
-    TAG_BITS: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, block: Int32,
+    TAG_BITS: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32,
     BACKOFF: cutlass.Constexpr,
 ):  # fmt: skip
     """Words of ``COUNT`` packets, ``STRIDE`` bytes apart, once all of them carry the epoch, or after the limit.
 
-    A round loads all of them at once. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health
+    The first is rank ``slot``'s, where ranks are waited for. A round loads all of them at once. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health
     record: past the limit, or once anyone has given up, it ends with what it has and says whom it missed.
     """
     text = LOAD_PACKET.replace("SCOPE", SCOPE)
@@ -226,7 +233,9 @@ def poll(
         if waits and rounds % POLLS_A_LOOK == 0:
             late = Uint32(0)
             for i in cutlass.range_constexpr(COUNT):
-                late |= Uint32(1 << i) if (words[4 * i + 3] ^ tag) >> (32 - TAG_BITS) != Uint32(0) else Uint32(0)
+                late |= (
+                    Uint32(1 << i) << slot if (words[4 * i + 3] ^ tag) >> (32 - TAG_BITS) != Uint32(0) else Uint32(0)
+                )
             started, waits = look(epoch, health, started, late, PHASE, block)
     return words
 

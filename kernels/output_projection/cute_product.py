@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from .cute_mix import SUMS_DONE
-from .cute_parts import EVICT_FIRST, LOAD_TARGET, LOAD_WORD, SCALE, epoch_of, pause, publish, read, rounded
+from .cute_parts import EVICT_FIRST, LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish, read, rounded, scaled
 
 # not .nc: the compiler may move such a load below the dependency wait, and does
 LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
@@ -72,12 +72,26 @@ def place(column: Int32):
 
 
 @cute.jit
-def where_to(counter: Int64, targets: Int64, health: Int64, block: Int32, quad: Int32, TP: cutlass.Constexpr):
-    """(epoch, claim of the health record, lines of the table of targets): a lane publishes to every fourth rank."""
+def where_to(
+    counter: Int64,
+    targets: Int64,
+    health: Int64,
+    block: Int32,
+    quad: Int32,
+    TP: cutlass.Constexpr,
+    SHARD: cutlass.Constexpr,
+):
+    """(epoch, claim of the health record, lines of the table of targets).
+
+    A lane publishes to every fourth rank; with ``SHARD`` packets a rank owns, to the columns' owner alone.
+    """
     epoch, whom = epoch_of(counter, block), []
     (claim,) = read(LOAD_WORD, health, 1, [])
-    for i in cutlass.range_constexpr(-(-TP // 4)):
-        whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
+    if cutlass.const_expr(SHARD > 0):
+        whom.append(read(LOAD_TARGET, targets + block * 8 // SHARD * 16, 4, []))
+    else:
+        for i in cutlass.range_constexpr(-(-TP // 4)):
+            whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
     return epoch, claim, whom
 
 
@@ -86,7 +100,7 @@ def partial(
     x: Int64, w: Int64, sums: cute.Tensor, targets: Int64, counter: Int64, health: Int64, rows: Int32, block: Int32,
     warp: Int32, lane: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
     WAITERS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Columns ``56 block`` onwards of ``x w^T``, rounded once to BF16, into this rank's slot on every rank.
@@ -123,7 +137,7 @@ def partial(
     x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
     epoch, claim, whom = Uint32(0), Uint32(0), []
     if cutlass.const_expr(ROWS <= 16):
-        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD)
 
     if cutlass.const_expr(RELEASE == "loads" and depth == steps):
         arch.griddepcontrol_launch_dependents()
@@ -149,7 +163,7 @@ def partial(
             x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest + d + ahead) * hop)
 
     if cutlass.const_expr(ROWS > 16):  # sums of more rows leave no registers for these meanwhile
-        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD)
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
         for j in cutlass.range_constexpr(n_tiles):
@@ -179,15 +193,14 @@ def partial(
                 second += sums[at + part * size + 1]
             mine = rounded(first, second)
             whole = [arch.shuffle_sync(mine, (lane & 28) + word) for word in range(4)]
-            line = ((parity * ROWS + row) * (HIDDEN // 7) + block * 8 + group) * 16
+            if cutlass.const_expr(SHARD > 0):
+                line = ((parity * ROWS + row) * SHARD + block * 8 % SHARD + group) * 16
+            else:
+                line = ((parity * ROWS + row) * (HIDDEN // 7) + block * 8 + group) * 16
             for i in cutlass.range_constexpr(len(whom)):
-                factor = whom[i][2]
-                scaled = [
-                    arch.inline_ptx(SCALE, write_only_types=[Uint32], read_only_args=[word, factor]) for word in whole
-                ]
-                scaled[3] = (scaled[3] & Uint32(0xFFFF)) | (epoch << 16)
                 address = Int64(whom[i][1]) << 32 | Int64(whom[i][0])
-                if quad + 4 * i < TP and claim == Uint32(0):
-                    publish(address + line, scaled, "sys")
+                rank = quad if cutlass.const_expr(SHARD > 0) else quad + 4 * i
+                if rank < (1 if SHARD > 0 else TP) and claim == Uint32(0):
+                    publish(address + line, scaled(whole, whom[i][2], epoch), "sys")
     pause(JITTER, epoch, block * 64 + 35)
     return epoch

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from .cute_mix import UNITS, take_unit, weights_of
+from .cute_mix import UNITS, own_columns, take_unit, weights_of
 from .cute_parts import count_launch, epoch_of, pause
 from .cute_product import COLUMNS, ROW_WORDS, partial
 
@@ -17,7 +17,7 @@ from .cute_product import COLUMNS, ROW_WORDS, partial
 def k3_output_projection_cute_split_producer(
     x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Block b makes and publishes columns 56 b onwards of this rank's partial. It waits for no packet."""
@@ -28,7 +28,7 @@ def k3_output_projection_cute_split_producer(
     counter = epochs.iterator.toint()
     epoch = partial(
         x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows, block,
-        warp, t % 32, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
+        warp, t % 32, ROWS, WIDTH, HIDDEN, TP, SHARD, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
     )  # fmt: skip
     # all warps have read the counter: they have met since
     if t == 0:
@@ -38,14 +38,16 @@ def k3_output_projection_cute_split_producer(
 @cute.kernel
 def k3_output_projection_cute_split_consumer(
     prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
-    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, scalars: cute.Tensor, epochs: cute.Tensor,
-    health: cute.Tensor, rows: Int32,
-    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, totals: cute.Tensor, totals_targets: cute.Tensor,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
+    SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Warp m of block b takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
 
+    Two-shot (``SHARD`` packets of a row are a rank's own): warp m of block b first sums 32 packets of this rank's
+    columns, the ``m blocks + b``-th of them, and sends the sums to all ranks.
     The packets say themselves when they are there. ``WAIT`` exit: the dependency wait only keeps this launch from
     ending before the producer's, and the activations are read before it. That is right because the producer releases
     after its own wait: what came before it had ended when this began, its results in memory. The blocks of a row
@@ -65,9 +67,33 @@ def k3_output_projection_cute_split_consumer(
     # counters of the producer's blocks come first
     counter = epochs.iterator.toint() + HIDDEN // COLUMNS * 4
     epoch = epoch_of(counter, block)
-    tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
+    summed = mailbox
+    if cutlass.const_expr(SHARD > 0):
+        # the first warps of every block, so that all SMs take part
+        own_columns(
+            mailbox.iterator.toint(), totals_targets.iterator.toint(), warp * (ROWS * UNITS // MIXERS) + block, lane, epoch,
+            health.iterator.toint(), block, ROWS, TP, SHARD, BACKOFF, JITTER,
+        )  # fmt: skip
+        summed = totals
+    tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
     take_unit(
-        tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SAVED, RESTART, EPS, BACKOFF, 0, JITTER
+        tensors,
+        weights,
+        number,
+        lane,
+        rows,
+        epoch,
+        block,
+        ROWS,
+        HIDDEN,
+        TP,
+        SHARD,
+        SAVED,
+        RESTART,
+        EPS,
+        BACKOFF,
+        0,
+        JITTER,
     )
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):
@@ -89,26 +115,42 @@ k3_output_projection_cute_split_consumer.set_name_prefix(
 def launch_producer(
     x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
+    SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_split_producer(
-        x, w, targets, epochs, health, rows, ROWS, WIDTH, HIDDEN, TP, CHUNKS, DEPTH, X_DEPTH, WARPS, RELEASE, JITTER
+        x,
+        w,
+        targets,
+        epochs,
+        health,
+        rows,
+        ROWS,
+        WIDTH,
+        HIDDEN,
+        TP,
+        SHARD,
+        CHUNKS,
+        DEPTH,
+        X_DEPTH,
+        WARPS,
+        RELEASE,
+        JITTER,
     ).launch(grid=[HIDDEN // COLUMNS, 1, 1], block=[32 * WARPS, 1, 1], stream=stream)
 
 
 @cute.jit
 def launch_consumer(
     prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
-    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, scalars: cute.Tensor, epochs: cute.Tensor,
-    health: cute.Tensor, rows: Int32,
-    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, totals: cute.Tensor, totals_targets: cute.Tensor,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
+    SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: ``MIXERS`` units a block."""
     k3_output_projection_cute_split_consumer(
-        prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, scalars, epochs, health, rows, ROWS, HIDDEN,
-        TP, SAVED, RESTART, EPS, MIXERS, BACKOFF, WAIT, JITTER,
+        prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, totals, totals_targets, scalars, epochs, health, rows, ROWS, HIDDEN,
+        TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, WAIT, JITTER,
     ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], stream=stream)  # fmt: skip

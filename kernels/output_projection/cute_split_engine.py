@@ -22,6 +22,7 @@ from .common import (
     projection,
     refuses_always,
     register_limit,
+    shard,
     tensor_args,
     x_depth,
 )
@@ -34,7 +35,8 @@ INVARIANT = {"run_bytes": 64, "warps_k": 8}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 PRODUCER = ("x", "w_o", "mailbox_targets", "epochs", "health")
 CONSUMER = (
-    "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox", "scalars", "epochs", "health",
+    "prefix", "blocks", "res_norm", "res_proj", "norm_w", "prefix_out", "mlp_input", "mailbox", "totals", "totals_targets", "scalars",
+    "epochs", "health",
 )  # fmt: skip
 
 
@@ -61,6 +63,8 @@ class CuteSplitEngine(Engine):
         problem = projection(problem)
         if problem.width % 192 and problem.width % 256:
             return f"width {problem.width} is a multiple of neither 192 nor 256, the columns of six or eight warps"
+        if 32 % problem.tp:
+            return f"TP {problem.tp} does not divide the 32 warps of a row"
         return refuses_always(self, problem, arch)
 
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
@@ -79,6 +83,11 @@ class CuteSplitEngine(Engine):
                 Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
                 Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
                 Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
+                Param(
+                    "exchange",
+                    ("one_shot", "two_shot"),
+                    "whether each rank sums all columns, or their owners do and send the sums",
+                ),
                 Param("mixers", (1, 2, 3, 4, 6, 8, 12, 16), "warps of a block of the consumer, a 32nd of a row each"),
                 Param("consumer_wait", ("start", "exit"), "when the consumer waits for the producer's end"),
                 Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls"),
@@ -137,7 +146,7 @@ class CuteSplitEngine(Engine):
         problem = projection(problem)
         warps = 8 if problem.width % 256 == 0 else 6
         base: Config = {
-            "run_bytes": 64, "warps_k": warps, "depth": 1, "mixers": 16, "consumer_wait": "start", "backoff": 0,
+            "run_bytes": 64, "warps_k": warps, "depth": 1, "exchange": "one_shot", "mixers": 16, "consumer_wait": "start", "backoff": 0,
             "release": "loads", "k_order": "free",
         }  # fmt: skip
         steps = problem.width // (32 * warps)
@@ -158,11 +167,11 @@ class CuteSplitEngine(Engine):
         depth, release = int(config["depth"]), str(config["release"])
         finishing = consumer_blocks(rows, config)
         counted = hidden // COLUMNS + finishing
-        args, fakes = tensor_args(problem), fake_tensors(problem, counted)
+        args, fakes = tensor_args(problem, config), fake_tensors(problem, config, counted)
         first = compile_cute(
             launch_producer,
             (
-                *(fakes[name] for name in PRODUCER), Int32(1), rows, problem.width, hidden, tp, int(config["run_bytes"]) // 64,
+                *(fakes[name] for name in PRODUCER), Int32(1), rows, problem.width, hidden, tp, shard(problem, config), int(config["run_bytes"]) // 64,
                 depth, x_depth(rows, depth), warps, release, jitter,
             ),
             arch,
@@ -175,7 +184,7 @@ class CuteSplitEngine(Engine):
         second = compile_cute(
             launch_consumer,
             (
-                *(fakes[name] for name in CONSUMER), Int32(1), rows, hidden, tp, problem.blocks, problem.kind == "restart",
+                *(fakes[name] for name in CONSUMER), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
                 eps_constant(problem.eps), mixers, int(config["backoff"]), str(config["consumer_wait"]), jitter,
             ),
             arch,
@@ -186,7 +195,9 @@ class CuteSplitEngine(Engine):
             pdl=True,
         )  # fmt: skip
         launches = (first, dataclasses.replace(second, needs_residency=True))
-        return Compiled(self.family, self.name, problem, config, arch, launches, exchange_buffers(problem, counted))
+        return Compiled(
+            self.family, self.name, problem, config, arch, launches, exchange_buffers(problem, config, counted)
+        )
 
     def work(self, problem: Problem, config: Config) -> Work:
         """Every block reads x; packets are written and read once; a launch and two hand-overs."""
@@ -194,10 +205,11 @@ class CuteSplitEngine(Engine):
         n_tiles, _, _ = gemm_tiles(problem.rows, config)
         columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
         return Work(
-            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2 + 2 * mail(problem).received_bytes,
+            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
+            + sum(2 * box.received_bytes for box in mail(problem, config)),
             in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
             tile_turns=problem.width / columns,
-            dependent_steps=3,
+            dependent_steps=4 if config["exchange"] == "two_shot" else 3,
         )
 
     def summation_order(self, problem: Problem, config: Config) -> str:
@@ -205,6 +217,6 @@ class CuteSplitEngine(Engine):
         chunks = int(config["run_bytes"]) // 64
         return (
             f"partial: MMAs over every {config['warps_k']}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, "
-            f"then {config['warps_k']} warps ascending; ranks ascending; a row's scalars: 7 columns ascending, 32 lanes, "
+            f"then {config['warps_k']} warps ascending; ranks ascending, whoever adds them; a row's scalars: 7 columns ascending, 32 lanes, "
             f"then 32 units by butterfly"
         )

@@ -100,8 +100,8 @@ class OutputProjectionFamily(TwinFamily):
 
         Args:
             problem: its TP is the number of slots.
-            config: ``exchange`` is ``two_shot`` where column owners sum and broadcast; then what this rank owns
-                comes back for every owner, times the factors once more.
+            config: ``exchange`` is ``two_shot`` where column owners sum and broadcast; then what this rank sends to the
+                owners is added up, and comes back for every owner, times the factors once more.
             inputs: this rank's.
             factors: of the loopback transport, if not its usual ones.
         """

@@ -151,7 +151,7 @@ def test_lanes_of_a_warp_hold_each_sum_once(rows, run_bytes):
 @pytest.mark.parametrize("rows", [1, 3, 8, 16])
 def test_every_packet_that_is_polled_is_published_once(tp, rows):
     one = problem(rows, tp)
-    mail, warps = common.mail(one), 6
+    (mail,), warps = common.mail(one, {}), 6
     for epoch in (1, 2, 65536):
         written, polled = Counter(), Counter()
         for block in range(128):
@@ -176,6 +176,40 @@ def test_every_packet_that_is_polled_is_published_once(tp, rows):
                             assert at + rank * 2 * rows * 1024 * 16 == mail.offset(rank, epoch, row, unit * 32 + lane)
         assert written == polled
         assert set(written.values()) == {1} and len(written) == tp * rows * 1024
+
+
+@pytest.mark.parametrize("tp", [4, 8, 16])
+@pytest.mark.parametrize(("rows", "mixers_"), [(1, 1), (8, 2), (17, 8), (64, 16)])
+def test_two_shot_packets_are_published_once_and_polled_where_they_lie(tp, rows, mixers_):
+    """Over loopback: what goes to owner p lies in slot p of this GPU's mailbox."""
+    one = problem(rows, tp)
+    parts, totals = common.mail(one, {"exchange": "two_shot"})
+    shard, epoch, grid = common.shard(one, {"exchange": "two_shot"}), 3, rows * common.UNITS // mixers_
+    assert parts.packets == shard == 1024 // tp
+    written, polled, sent, wanted = Counter(), Counter(), Counter(), Counter()
+    for block in range(128):
+        for row in range(rows):
+            for group in range(8):
+                line = ((epoch % 2 * rows + row) * shard + block * 8 % shard + group) * 16
+                owner = block * 8 // shard
+                written[owner * parts.slot_bytes + line] += 1
+                assert line == parts.within(epoch, row, block * 8 + group - owner * shard)
+    for block in range(grid):
+        for warp in range(mixers_):
+            number = warp * grid + block
+            for lane in range(32 if number < rows * shard // 32 else 0):
+                line = (epoch % 2 * rows * shard + number * 32 + lane) * 16
+                for rank in range(tp):
+                    polled[line + rank * 2 * rows * shard * 16] += 1
+                    sent[rank * totals.slot_bytes + line] += 1
+            row, unit = divmod(block * mixers_ + warp, common.UNITS)
+            for lane in range(32):
+                owner, index = divmod(unit * 32 + lane, shard)
+                at = (((2 * owner + epoch % 2) * rows + row) * shard + index) * 16
+                assert at == totals.offset(owner, epoch, row, index)
+                wanted[at] += 1
+    assert written == polled and set(written.values()) == {1}
+    assert sent == wanted and set(sent.values()) == {1}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 8])
@@ -260,7 +294,7 @@ def test_machine_code(arch, tp, rows, kind, change):
 @pytest.mark.parametrize("arch", CARDS)
 @pytest.mark.parametrize(("tp", "rows", "change"), [
     (8, 64, {}), (16, 64, {"release": "end", "consumer_wait": "exit"}), (16, 33, {"backoff": 20}), (8, 8, {"mixers": 4, "consumer_wait": "exit"}),
-    (4, 24, {"release": "entry"}),
+    (4, 24, {"release": "entry"}), (16, 64, {"exchange": "two_shot"}), (8, 17, {"exchange": "two_shot", "consumer_wait": "exit"}),
 ])  # fmt: skip
 def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
     one = problem(rows, tp)
@@ -278,13 +312,16 @@ def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
     code, n_tiles = order(producer.cubin), common.gemm_tiles(rows, chosen)[0]
     assert wait_fault(code, WEIGHTS, ahead=chosen["depth"] * n_tiles) is None
     assert release_fault(code, WEIGHTS, chosen["release"]) is None
-    assert len(places(code, r"STG\.E\.128\.STRONG\.SYS")) == -(-rows // chosen["warps_k"]) * (tp // 4)
+    two = chosen["exchange"] == "two_shot"
+    sends = -(-rows // chosen["warps_k"]) * (1 if two else tp // 4)
+    assert len(places(code, r"STG\.E\.128\.STRONG\.SYS")) == sends
     assert not places(code, r"LDG\.E\.128\.STRONG.*|MEMBAR.*|CCTL.*|ATOM.*")
     code = order(consumer.cubin)
     (wait,) = places(code, WAIT)
     assert not code[wait].predicated
-    (polls,) = {len(places(code, r"LDG\.E\.128\.STRONG\.SYS"))}
-    assert polls == 2 * tp and not places(code, r"MEMBAR.*|CCTL.*")
+    assert len(places(code, r"LDG\.E\.128\.STRONG\.SYS")) == 2 * (tp + two)
+    assert len(places(code, r"STG\.E\.128\.STRONG\.SYS")) == tp * two
+    assert not places(code, r"MEMBAR.*|CCTL.*")
     stores = places(code, r"STG\..*")
     if chosen["consumer_wait"] == "start":
         assert wait_fault(code, SMALL_WEIGHTS, ahead=12) is None
@@ -312,6 +349,8 @@ def test_buffers_are_kept_and_the_record_is_among_them():
     made = FUSED.compile(one, config(one), "sm_90a")
     names = {buffer.name: buffer for buffer in made.buffers}
     assert set(names) == {"mailbox", "mailbox_targets", "scalars", "epochs", "health"}
+    two = SPLIT.compile(one, config(one, SPLIT, exchange="two_shot"), "sm_90a")
+    assert {buffer.name for buffer in two.buffers} == {*names, "totals", "totals_targets"}
     assert all(buffer.persistent or buffer.targets_of for buffer in made.buffers)
     assert {arg.name for arg in made.launches[0].args} >= set(names)
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from k3lab.kernels.collectives import CollectiveError, LoopbackGroup
+from k3lab.kernels.collectives import CollectiveError, LoopbackGroup, TwoShot
 from k3lab.kernels.device import discover
 from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.output_projection.twin import output_projection
@@ -33,11 +33,12 @@ def whole_numbers(one, seed=0):
     return inputs
 
 
-def twin(one, inputs, factors):
+def twin(one, inputs, factors, exchange):
     """With the twin's roundings, on the CPU."""
+    group = LoopbackGroup(tuple(factors))
     prefix, mlp_input = output_projection(
         inputs["x"], inputs["w_o"], inputs.get("prefix"), list(inputs["blocks"]), inputs["res_norm"], inputs["res_proj"],
-        inputs["norm_w"], eps=one.eps, comm=LoopbackGroup(tuple(factors)),
+        inputs["norm_w"], eps=one.eps, comm=TwoShot(group) if exchange == "two_shot" else group,
     )  # fmt: skip
     return {"prefix_out": prefix, "mlp_input": mlp_input}
 
@@ -51,7 +52,7 @@ class Case:
         # factors near one, of both signs, so that prefix and blocks count for as much as the sum
         self.factors = factors or [(-1.0) ** rank * 2.0 ** (rank % 3 - 1) for rank in range(one.tp)]
         self.one, inputs = one, whole_numbers(one, seed)
-        self.wanted = twin(one, inputs, self.factors)
+        self.wanted = twin(one, inputs, self.factors, chosen.get("exchange"))
         self.compiled = engine.compile(one, chosen, device.arch)
         self.runner = Runner(self.compiled, transport=Loopback(one.tp, tuple(self.factors)))
         self.outputs = {
@@ -118,6 +119,21 @@ def test_split_equals_the_twin_in_many_launches(device, tp, rows, wait):
     for fewer in (1, rows // 2 or 1, rows):
         case.run(fewer)
         case.judge(fewer)
+
+
+@pytest.mark.parametrize(("tp", "rows"), [(8, 64), (16, 64), (16, 17), (4, 8), (16, 1)])
+@pytest.mark.parametrize("wait", ["start", "exit"])
+def test_two_shot_equals_its_twin_in_many_launches(device, tp, rows, wait):
+    one = problem(rows, tp)
+    case = Case(device, one, config(one, SPLIT, exchange="two_shot", consumer_wait=wait), engine=SPLIT)
+    case.run()
+    case.judge()
+    first = case.bits()
+    for _ in range(20):
+        case.run()
+        assert same(first, case.bits())
+    case.run(max(1, rows // 2))
+    case.judge(max(1, rows // 2))
 
 
 def test_fused_and_split_give_the_same_bits(device):
@@ -202,7 +218,8 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("engine", "rows", "change"), [(FUSED, 8, {}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"})]
+    ("engine", "rows", "change"),
+    [(FUSED, 8, {}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"}), (SPLIT, 17, {"exchange": "two_shot"})],
 )
 def test_delays_change_no_bit(device, engine, rows, change, seed):
     """Each launch has delays of its own at every publish, poll and exit: 600 of them."""
@@ -221,10 +238,13 @@ def test_delays_change_no_bit(device, engine, rows, change, seed):
 
 
 @pytest.mark.parametrize("dead", [0, 5, 15])
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (FUSED, 1), (SPLIT, 33)])
-def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, engine, rows):
+@pytest.mark.parametrize(
+    ("engine", "rows", "change"),
+    [(FUSED, 8, {}), (FUSED, 1, {}), (SPLIT, 33, {}), (SPLIT, 33, {"exchange": "two_shot"})],
+)
+def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, engine, rows, change):
     one = problem(rows, 16)
-    case = Case(device, one, config(one, engine), engine=engine)
+    case = Case(device, one, config(one, engine, **change), engine=engine)
     for _ in range(3):
         case.run()
     table = case.runner.buffers["mailbox_targets"]

@@ -38,11 +38,12 @@ def test_slot_r_holds_a_power_of_two_times_the_partial(tp: int, kind: str) -> No
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_two_shot_gives_every_owner_this_ranks_columns(tp: int) -> None:
+def test_two_shot_adds_what_goes_to_each_owner_and_sends_that_to_all(tp: int) -> None:
     one = problem(tp)
     inputs = FAMILY.inputs(one, 4)
     factors = loopback_factors(tp)
-    own = (inputs["x"].double() @ inputs["w_o"].double().T)[:, : 112 // tp] * sum(factors)
+    sent = (inputs["x"].double() @ inputs["w_o"].double().T).chunk(tp, dim=1)
+    own = sum(columns * factor for columns, factor in zip(sent, factors, strict=True))
     total = torch.cat([own * factor for factor in factors], dim=1)
     got = FAMILY.expected(one, {"exchange": "two_shot"}, inputs)
     for name, wanted in zip(FAMILY.outputs, outputs(one, inputs, total), strict=True):
