@@ -6,7 +6,7 @@ with the reason it has none and the command that would change that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -110,17 +110,22 @@ def check_backend(backend: str) -> None:
         raise InputError(f"unknown backend {backend!r}; backends: {', '.join(BACKENDS)}")
 
 
-def _kinds(name: str, card: ModelCard) -> tuple[str | None, ...]:
-    if not family(name).engines:
+def _kinds(name: str, card: ModelCard, able: Container[str]) -> tuple[str | None, ...]:
+    if not family(name).engines or name not in able:
         return (None,)  # one line says it for all kinds
     kinds = tuple(kind for kind in family(name).kinds if kind not in ("kda", "mla") or kind in card.layer_kinds)
     return kinds if {"kda", "mla"} & set(kinds) else (None,)
 
 
-def model_families(card: ModelCard) -> tuple[tuple[str, str | None], ...]:
-    """Every (family, kind) a step of the model uses; families of other packages are no part of it."""
+def model_families(card: ModelCard, able: Container[str] = STEP_FAMILIES) -> tuple[tuple[str, str | None], ...]:
+    """Every (family, kind) a step of the model uses; families of other packages are no part of it.
+
+    Args:
+        card: the model.
+        able: families the caller can launch; another one's kinds need no line each.
+    """
     used = [name for name in STEP_FAMILIES if name not in ("kda", "mla") or name in card.layer_kinds]
-    return tuple((name, kind) for name in used for kind in _kinds(name, card))
+    return tuple((name, kind) for name in used for kind in _kinds(name, card, able))
 
 
 def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, kind: str | None) -> Choice:
@@ -198,18 +203,19 @@ def choose(
         tuple(word for word in accept if word),
     )
     able = set(STEP_FAMILIES if only is None else only)
-    choices: list[Choice] = []
-    for name, kind in model_families(card):
-        choice = _choose(cures, tp, rows, bundle, name, kind)
-        if isinstance(choice, Tuned) and name not in able:
-            choice = Fallback(
-                name,
-                kind,
-                "the decode path cannot launch this family's engines yet",
-                f"extend decode/tuned.py by {name}",
-            )
-        choices.append(choice)
-    return tuple(choices)
+    return tuple(
+        _choose(cures, tp, rows, bundle, name, kind)
+        if name in able or not family(name).engines
+        else _not_launched(name)
+        for name, kind in model_families(card, able)
+    )
+
+
+def _not_launched(name: str) -> Fallback:
+    """A family with engines that this package has no call of: tuning it would change nothing here."""
+    return Fallback(
+        name, None, "the decode path cannot launch this family's engines yet", f"extend decode/tuned.py by {name}"
+    )
 
 
 def without_gpu(choices: Sequence[Choice], why: str, cure: str) -> tuple[Fallback, ...]:
