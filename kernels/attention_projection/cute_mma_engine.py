@@ -54,7 +54,7 @@ class CuteMmaEngine(Engine):
     name = "cute_mma"
     family = "attention_projection"
     compiler = "cute"
-    sources = (HERE / "cute_mma.py",)
+    sources = (HERE / "cute_mma.py", HERE.parent / "cute_streaming.py")
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """BF16, and K in whole blocks of 32 columns for eight warps."""

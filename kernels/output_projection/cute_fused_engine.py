@@ -46,7 +46,10 @@ class CuteFusedEngine(Engine):
     name = "cute_fused"
     family = "output_projection"
     compiler = "cute"
-    sources = tuple(HERE / f"{name}.py" for name in ("cute_fused", "cute_mix", "cute_parts", "cute_product"))
+    sources = (
+        *(HERE / f"{name}.py" for name in ("cute_fused", "cute_mix", "cute_parts", "cute_product")),
+        HERE.parent / "cute_streaming.py",
+    )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """Few rows: each part of each row has a warp of its own, beside those of the product."""

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from ..cute_streaming import read
 from .cute_parts import (
     EXP2,
     LOAD_TARGET,
@@ -22,7 +23,6 @@ from .cute_parts import (
     pause,
     poll,
     publish,
-    read,
     row_words,
     scaled,
     seven,

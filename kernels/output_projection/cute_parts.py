@@ -8,7 +8,8 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 
-EVICT_FIRST = 0x12F0000000000000
+from ..cute_streaming import read
+
 # A packet is one access of 16 bytes, data and epoch together: whoever sees the epoch has the data, so no fence orders
 # a publish or a poll. Only .b128 is one access by the memory model.
 LOAD_PACKET = (
@@ -36,19 +37,6 @@ CLAIM_PHASE, CLAIM_SLOT, CLAIM_BLOCK, MISSED, LIMIT = 1, 2, 3, 4, 10
 POLLS_A_LOOK = 1024
 DEFAULT_LIMIT_NS = 10_000_000_000
 PARTIAL, TOTAL, ROW = 1, 2, 3
-
-
-@cute.jit
-def read(text: cutlass.Constexpr, address: Int64, WORDS: cutlass.Constexpr, more: list):
-    """Words of one load, now and in this order among its like: volatile, or the compiler moves it to its first use."""
-    operands = [address.ir_value(), *(one.ir_value() for one in more)]
-    kinds = ",".join(["=r"] * WORDS + ["l"] * len(operands))
-    one = WORDS == 1
-    kind = T.i32() if one else llvm.StructType.get_literal([T.i32()] * WORDS)
-    got = llvm.inline_asm(
-        kind, operands, text, kinds, has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT
-    )  # fmt: skip
-    return [Uint32(got)] if one else [Uint32(llvm.extractvalue(T.i32(), got, [word])) for word in range(WORDS)]
 
 
 @cute.jit

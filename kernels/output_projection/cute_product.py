@@ -6,37 +6,14 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from .cute_mix import SUMS_DONE
-from .cute_parts import EVICT_FIRST, LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish, read, rounded, scaled
+from .cute_parts import LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish, rounded, scaled
 
-# not .nc: the compiler may move such a load below the dependency wait, and does
-LOAD_W = "ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5;"
-LOAD_X = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];"
-MMA = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0},{$w1},{$w2},{$w3}}, "
-    "{{$r0},{$r1},{$r2},{$r3}}, {{$r4},{$r5}}, {{$r6},{$r7},{$r8},{$r9}};"
-)
 COLUMNS = 56
 # FP32 sums of one row in shared memory: eight packets of eight, and two more so that rows fall on other banks
 ROW_WORDS = 66
 GEMM_DONE = 1
-
-
-@cute.jit
-def multiply(acc: list, wr: list, xr: list, HALVES: cutlass.Constexpr):
-    """Two MMAs for each pair of 16 rows of x and 8 of w: acc += x w^T over 32 columns."""
-    n_tiles, m_tiles = len(wr) // 4, len(xr) // (4 * HALVES)
-    sums = list(acc)
-    for m in cutlass.range_constexpr(m_tiles):
-        lower = xr[m * HALVES * 4 : m * HALVES * 4 + 4]
-        upper = xr[m * 8 + 4 : m * 8 + 8] if cutlass.const_expr(HALVES == 2) else [Uint32(0)] * 4
-        for k in cutlass.range_constexpr(2):
-            a = [lower[2 * k], upper[2 * k], lower[2 * k + 1], upper[2 * k + 1]]
-            for j in cutlass.range_constexpr(n_tiles):
-                c = (m * n_tiles + j) * 4
-                args = [*a, wr[4 * j + 2 * k], wr[4 * j + 2 * k + 1], *sums[c : c + 4]]
-                sums[c : c + 4] = arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args)
-    return sums
 
 
 @cute.jit

@@ -56,7 +56,10 @@ class CuteSplitEngine(Engine):
     name = "cute_split"
     family = "output_projection"
     compiler = "cute"
-    sources = tuple(HERE / f"{name}.py" for name in ("cute_split", "cute_mix", "cute_parts", "cute_product"))
+    sources = (
+        *(HERE / f"{name}.py" for name in ("cute_split", "cute_mix", "cute_parts", "cute_product")),
+        HERE.parent / "cute_streaming.py",
+    )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """K in whole steps of eight warps or six."""

@@ -126,8 +126,8 @@ class Cluster:
             raise (real or self.faults)[0]
 
 
-def fakes(module: SimpleNamespace, me: threading.local) -> dict[str, object]:
-    """What the kernel's function finds in place of the DSL."""
+def fakes(module: SimpleNamespace, streaming: SimpleNamespace, me: threading.local) -> dict[str, object]:
+    """What the kernel's function, and the one it shares with other kernels, find in place of the DSL."""
 
     def load(text: str, pointers: list[Pointer], offset: int, _policy: list) -> list[tuple[float, float]]:
         words = []
@@ -143,7 +143,7 @@ def fakes(module: SimpleNamespace, me: threading.local) -> dict[str, object]:
         if text == module.LOAD_PEER:
             (peer,) = read_only_args
             return Number(peer.array[peer.at])
-        assert text == module.MMA
+        assert text == streaming.MMA
         return me.cluster.warps[me.rank][me.thread // 32].multiply(me.thread % 32, read_only_args)
 
     def allocate(_dtype: object, layout: int, byte_alignment: int) -> Shared:
@@ -153,7 +153,7 @@ def fakes(module: SimpleNamespace, me: threading.local) -> dict[str, object]:
         me.waited = True
 
     return {
-        "load": load, "multiply": module.multiply.__wrapped__, "Float32": Number, "Int64": int, "BFloat16": None,
+        "load": load, "multiply": streaming.multiply.__wrapped__, "Float32": Number, "Int64": int, "BFloat16": None,
         "Uint32": lambda value: (float(value),) * 2,
         "cute": SimpleNamespace(size=lambda matrix, mode: matrix.values.shape[mode[0]], make_layout=lambda size: size),
         "cutlass": SimpleNamespace(
@@ -171,17 +171,26 @@ def fakes(module: SimpleNamespace, me: threading.local) -> dict[str, object]:
     }  # fmt: skip
 
 
+def own(name: str) -> SimpleNamespace:
+    """A module of ``kernels`` for this test alone: tracing rewrites what it has traced."""
+    spec = importlib.util.find_spec(f"k3lab.kernels.{name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run(monkeypatch, case: dict, x: np.ndarray, w: np.ndarray) -> Matrix:
     """The output of a case; ``x`` [live rows, hidden], no more rows than these are there; ``w`` [outputs, hidden]."""
     case = {"warps_n": 1, "warps_k": 2, "split": 1, **case}
     rows, tile, split, chunks = (case[key] for key in ("rows", "tile", "split", "chunks"))
     live, outputs = len(x), len(w)
-    spec = importlib.util.find_spec("k3lab.kernels.attention_projection.cute_mma")
-    module = importlib.util.module_from_spec(spec)  # one of its own: tracing rewrites what it has traced
-    spec.loader.exec_module(module)
+    module, streaming = own("attention_projection.cute_mma"), own("cute_streaming")
     me = threading.local()
-    for fake, value in fakes(module, me).items():
-        monkeypatch.setattr(module, fake, value)
+    for fake, value in fakes(module, streaming, me).items():
+        places = [place for place in (module, streaming) if hasattr(place, fake)]
+        assert places, f"{fake} is in neither module"
+        for place in places:
+            monkeypatch.setattr(place, fake, value)
     out = Matrix(np.full((rows, outputs), math.nan), "out")
     arguments = (
         Matrix(x, "x"), Matrix(w, "w"), out, live, rows, tile, split, chunks, case["depth"], case["warps_n"],
