@@ -10,7 +10,19 @@ from cutlass.cute import arch, nvgpu
 from cutlass.cute.nvgpu import cpasync, tcgen05
 from cutlass.memory import SmemAllocator
 
-from .cute_tma_parts import boxes_of, feed, first_weights, greet, init_full, init_others, leave, left, meet, tma_loads
+from .cute_tma_parts import (
+    boxes_of,
+    feed,
+    first_weights,
+    greet,
+    init_full,
+    init_others,
+    leave,
+    left,
+    meet,
+    rings,
+    tma_loads,
+)
 from .cute_tma_sums import add_and_store, pull, push
 
 
@@ -41,15 +53,7 @@ def k3_attention_projection_cute_tcgen05(
     incoming = cute.recast_ptr(ring, dtype=Float32)
     if cutlass.const_expr(TILES.incoming_bytes > 0):
         incoming = smem.allocate_array(Float32, TILES.incoming_bytes // 4, byte_alignment=16)
-    swizzled = cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
-    swizzled_x = cute.recast_ptr(ring + TILES.x_offset, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
-    w_box, x_box = TILES.w_rows * 64, N * 64
-    w_ring = cute.make_tensor(
-        swizzled, cute.make_layout((TILES.tile_rows, 64, BOXES, STAGES), stride=(64, 1, w_box, BOXES * w_box))
-    )
-    x_ring = cute.make_tensor(
-        swizzled_x, cute.make_layout((N, 64, BOXES, STAGES), stride=(64, 1, x_box, BOXES * x_box))
-    )
+    w_ring, x_ring = rings(ring, TILES)
     w_source, w_target = boxes_of(w_load, w, w_ring, TILES.tile_rows, tile)
     x_source, x_target = boxes_of(x_load, x, x_ring, N, Int32(0))
     first, last, place = TILES.first(rank), TILES.first(rank + 1), TILES.place(tile)
@@ -92,14 +96,15 @@ def k3_attention_projection_cute_tcgen05(
     if warp == ISSUER:
         steps = (4, BOXES)
         w_tile = cute.make_tensor(
-            swizzled,
+            w_ring.iterator,
             cute.make_layout(
-                ((128, 16), BLOCKS, steps, STAGES), stride=((64, 1), 128 * 64, (16, w_box), BOXES * w_box)
+                ((128, 16), BLOCKS, steps, STAGES),
+                stride=((64, 1), 128 * 64, (16, TILES.w_rows * 64), BOXES * TILES.w_rows * 64),
             ),
         )
         x_tile = cute.make_tensor(
-            swizzled_x,
-            cute.make_layout(((N, 16), 1, steps, STAGES), stride=((64, 1), 0, (16, x_box), BOXES * x_box)),
+            x_ring.iterator,
+            cute.make_layout(((N, 16), 1, steps, STAGES), stride=((64, 1), 0, (16, N * 64), BOXES * N * 64)),
         )
         w_part, x_part = mma.make_fragment_A(w_tile), mma.make_fragment_B(x_tile)
         mma.set(tcgen05.Field.ACCUMULATE, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int16, Int32, Int64, cute
+from cutlass import BFloat16, Int16, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.cute.nvgpu import cpasync
 
@@ -20,6 +20,18 @@ def tma_loads(w: cute.Tensor, x: cute.Tensor, TILES: cutlass.Constexpr):
         rows = cute.make_layout((height, 64), stride=(64, 1))
         layout = cute.make_composed_layout(cute.make_swizzle(3, 4, 3), 0, rows)
         made += cpasync.make_tiled_tma_atom(copy, matrix, layout, (height, 64))
+    return made
+
+
+@cute.jit
+def rings(ring: cute.Pointer, TILES: cutlass.Constexpr):
+    """The stages of w and of x in shared memory, 128-byte swizzled: [rows, 64, boxes, stages] each."""
+    made = []
+    for start, rows, height in ((0, TILES.tile_rows, TILES.w_rows), (TILES.x_offset, TILES.n, TILES.n)):
+        swizzled = cute.recast_ptr(ring + start, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
+        box = height * 64
+        layout = cute.make_layout((rows, 64, TILES.boxes, TILES.stages), stride=(64, 1, box, TILES.boxes * box))
+        made.append(cute.make_tensor(swizzled, layout))
     return made
 
 

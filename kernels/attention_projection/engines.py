@@ -9,4 +9,10 @@ from .cute_tcgen05_engine import CuteTcgen05Engine
 from .cute_wgmma_engine import CuteWgmmaEngine
 from .triton_engine import TritonEngine
 
-ENGINES: tuple[Engine, ...] = (TritonEngine(), CuteSkinnyEngine(), CuteMmaEngine(), CuteWgmmaEngine(), CuteTcgen05Engine())
+ENGINES: tuple[Engine, ...] = (
+    TritonEngine(),
+    CuteSkinnyEngine(),
+    CuteMmaEngine(),
+    CuteWgmmaEngine(),
+    CuteTcgen05Engine(),
+)
