@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
+from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from .common import OUT, ROWS, W, X, power_of_two, projection, refuses_always
 
@@ -78,9 +79,6 @@ class CuteMmaEngine(Engine):
         def no_idle_warp(c: Config) -> bool:
             return (int(c["warps_n"]) - 1) * mma_tiles(rows, c)[0] * 8 < int(c["tile_n"]) * int(c["chunks"])
 
-        def pinned(c: Config) -> bool:
-            return c["k_order"] == "free" or all(c[name] == value for name, value in INVARIANT.items())
-
         return Space(
             params=(
                 Param("tile_n", tile_values(outputs, gpu.sms), "weight rows a cluster"),
@@ -89,15 +87,11 @@ class CuteMmaEngine(Engine):
                 Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
                 Param("warps_n", (1, 2), "warps that share the rows of a tile"),
                 Param("warps_k", (2, 4, 7, 8, 14, 16, 28), "warps that share the K of a block"),
-                Param(
-                    "release",
-                    ("entry", "loads", "end"),
-                    "when the next kernel may start: at entry, after the last weight load is issued, at the end",
-                ),
-                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows, N and GPUs"),
+                RELEASE,
+                K_ORDER,
             ),
             constraints=(
-                Constraint(pinned, "k_order invariant needs " + ", ".join(f"{k} {v}" for k, v in INVARIANT.items())),
+                pinned(INVARIANT),
                 Constraint(
                     lambda c: int(c["chunks"]) == 1 or int(c["chunks"]) * tokens <= 16,
                     f"{{chunks}} chunks of {tokens} token rows exceed the 16 rows of an MMA",
@@ -132,9 +126,7 @@ class CuteMmaEngine(Engine):
     def _default(problem: Problem) -> Config:
         """Legal for any shape: eight rows a block, eight warps."""
         problem = projection(problem)
-        chunks = next(c for c in (2, 1) if c * power_of_two(problem.rows) <= 16 or c == 1)
-        if problem.hidden % (256 * chunks):
-            chunks = 1
+        chunks = 2 if problem.rows <= 8 and problem.hidden % 512 == 0 else 1
         steps = problem.hidden // (256 * chunks)
         depth = next(d for d in (4, 2, 1) if d <= steps and (problem.rows <= 16 or d <= 2))
         return {

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
+from ..params import K_ORDER, RELEASE
 from ..space import Config, Constraint, Param, Space
 from .common import FMA_ROWS, OUT, ROWS, W, X, projection, refuses_always
 from .family import AttentionProjection
@@ -81,7 +82,7 @@ class CuteSkinnyEngine(Engine):
             params=(
                 Param("threads", THREADS, "threads a block, which split K"),
                 Param("vec", VECTORS, "adjacent elements of K a thread takes of a tile (16: two loads)"),
-                Param("k_order", ("free", "invariant"), "invariant: the same bits for any rows, outputs and GPU"),
+                K_ORDER,
                 Param("outputs_a_block", (1, 2, 3, 4, 6, 8), "weight rows a block"),
                 Param("depth", (1, 2, 4, 7, 14), "weight tiles under way, each threads x vec columns of every output"),
                 Param("preload", (0, 1, 2, 4, 7), "of them, loaded before the dependency wait"),
@@ -91,11 +92,7 @@ class CuteSkinnyEngine(Engine):
                     "registers sized for the tiles under way, or as few as the assembler likes",
                 ),
                 Param("weight_cache", ("plain", "stream"), "stream: not kept in L1, first to leave the L2"),
-                Param(
-                    "release",
-                    ("entry", "loads", "end"),
-                    "when the next kernel may start: at entry, weights asked for, exit",
-                ),
+                RELEASE,
             ),
             constraints=self._constraints(problem, gpu),
             default=self._default(problem),
@@ -234,7 +231,7 @@ class CuteSkinnyEngine(Engine):
     def summation_order(self, problem: Problem, config: Config) -> str:
         """See the kernel's docstring."""
         threads, vec = config["threads"], config["vec"]
-        pinned = ", the same for all rows, outputs and GPUs" if config["k_order"] == "invariant" else ""
+        pinned = ", the same for all rows and outputs" if config["k_order"] == "invariant" else ""
         return (
             f"each of {threads} threads its vectors of {vec} ascending in one FP32 chain, lanes by butterfly 16 to 1, "
             f"warps ascending{pinned}"

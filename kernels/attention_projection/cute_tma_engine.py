@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import Arg, Compiled, Problem, Work
+from ..params import K_ORDER, RELEASE
 from ..space import Config, Constraint, Param, Space
 from .common import OUT, ROWS, projection, refuses_always
 from .cute_tma_tiles import BOX, GROUP, TiledEngine, TmaTiles, busy, clusters_at_once, layers, up
@@ -105,8 +106,8 @@ class CuteTmaEngine(TiledEngine):
                 ),
                 Param("producers", (1, 2), "warps that issue copies: one for both matrices, or one each"),
                 Param("k_start", ("first", "spread"), "spread: each cluster enters its K range at another tile of x"),
-                Param("release", ("entry", "loads", "end"), "when the next kernel may start"),
-                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows and outputs"),
+                RELEASE,
+                K_ORDER,
             ),
             constraints=(
                 Constraint(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Buffer, Compiled, Engine, Problem, Tensors, Work
+from ..params import RELEASE
 from ..space import Config, Constraint, Param, Space
 from .common import FMA_ROWS, OUT, ROWS, W, X, power_of_two, refuses_always
 from .family import AttentionProjection
@@ -56,11 +57,7 @@ class TritonEngine(Engine):
                 Param("split_k", (1, 2, 3, 4, 5, 6, 8), "blocks that share an output tile's K"),
                 Param("num_warps", (2, 4, 8), "warps a block"),
                 Param("num_stages", (1, 2, 3, 4, 5, 6), "tiles in flight"),
-                Param(
-                    "release",
-                    ("entry", "loads", "end"),
-                    "when the next kernel may start: at entry, weights asked for, exit",
-                ),
+                RELEASE,
             ),
             constraints=(
                 Constraint(

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import health
-from ..contract import Arg, Buffer, Engine, Problem
-from ..space import Config
+from ..contract import Arg, Buffer, Engine, Problem, Work
+from ..params import pinned
+from ..space import Config, Constraint, Param
 from .family import OutputProjection
 from .mailbox import Layout, RowExchange, epochs_buffer, one_shot, packet, two_shot
 
@@ -30,6 +31,14 @@ MIXER_REGISTERS = 150
 """What a mixer takes with 16 slots and 8 saved blocks."""
 MIXER_LEAST_REGISTERS = 128
 """What it can do with, without a spill."""
+
+GEMM_PARAMS = (
+    Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
+    Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
+    Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
+)
+"""Of the part that makes the partials."""
+BACKOFF = Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls")
 
 
 def projection(problem: Problem) -> OutputProjection:
@@ -147,3 +156,46 @@ def x_depth(rows: int, depth: int) -> int:
 def register_limit(warps: int, registers_per_sm: int = 65536) -> int:
     """Registers a thread the compiler may use: it counts a block's warps in fours."""
     return min(255, registers_per_sm // (128 * -(-warps // 4)) // 8 * 8)
+
+
+def gemm_columns(config: Config) -> int:
+    """Columns of K that a block takes in one step."""
+    return int(config["run_bytes"]) // 2 * int(config["warps_k"])
+
+
+def gemm_constraints(problem: OutputProjection, invariant: Config) -> tuple[Constraint, ...]:
+    """What holds wherever partials are made; ``invariant``: what ``k_order`` pins."""
+    rows, width = problem.rows, problem.width
+    return (
+        pinned(invariant),
+        Constraint(
+            lambda c: c["run_bytes"] == 64 or rows <= 8, f"two runs of {rows} token rows exceed the 16 rows of an MMA"
+        ),
+        Constraint(
+            lambda c: width % gemm_columns(c) == 0,
+            f"{{warps_k}} warps of {{run_bytes}} bytes do not divide width {width}",
+        ),
+        Constraint(lambda c: int(c["depth"]) <= width // gemm_columns(c), "more steps in flight than a warp has"),
+    )
+
+
+def exchange_work(problem: OutputProjection, config: Config, *, hand_overs: int) -> Work:
+    """Every block reads x; packets are written and read once; blocks wait for blocks ``hand_overs`` times in a row."""
+    n_tiles, _, _ = gemm_tiles(problem.rows, config)
+    return Work(
+        l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
+        + sum(2 * box.received_bytes for box in mail(problem, config)),
+        in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
+        tile_turns=problem.width / gemm_columns(config),
+        dependent_steps=hand_overs,
+    )
+
+
+def exchange_order(config: Config) -> str:
+    """The order of a partial's sum, of the ranks' and of a row's scalars, in words."""
+    chunks, warps = int(config["run_bytes"]) // 64, config["warps_k"]
+    return (
+        f"partial: MMAs over every {warps}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, then {warps} "
+        "warps ascending; ranks ascending, whoever adds them; a row's scalars: 7 columns ascending, 32 lanes, then 32 "
+        "units by butterfly"
+    )

@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
-from ..space import Config, Constraint, Param, Space
+from ..params import K_ORDER, RELEASE
+from ..space import Config, Constraint, Space
 from .common import (
+    BACKOFF,
     COLUMNS,
+    GEMM_PARAMS,
+    HIDDEN,
     MIXER_REGISTERS,
     SUM_WORDS,
     UNITS,
     eps_constant,
     exchange_buffers,
+    exchange_order,
+    exchange_work,
     fake_tensors,
+    gemm_constraints,
     gemm_registers,
-    gemm_tiles,
-    mail,
     projection,
     refuses_always,
     register_limit,
@@ -36,8 +41,7 @@ MOST_ROWS = 16
 
 def mixers(rows: int) -> int:
     """Warps of a block that finish rows: every unit of every row has its own on the GPU."""
-    blocks = COLUMNS * 4 * UNITS // COLUMNS
-    return -(-rows * UNITS // blocks)
+    return -(-rows * UNITS // (HIDDEN // COLUMNS))
 
 
 class CuteFusedEngine(Engine):
@@ -63,41 +67,20 @@ class CuteFusedEngine(Engine):
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
         """How K is split over warps, loads in flight, how waits poll, when the next kernel may start."""
         problem = projection(problem)
-        rows, width = problem.rows, problem.width
-
-        def steps(c: Config) -> int:
-            return width // (int(c["run_bytes"]) // 2 * int(c["warps_k"]))
+        rows = problem.rows
 
         def warps(c: Config) -> int:
             return int(c["warps_k"]) + mixers(rows)
 
-        def pinned(c: Config) -> bool:
-            return c["k_order"] == "free" or all(c[name] == value for name, value in INVARIANT.items())
-
         return Space(
             params=(
-                Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
-                Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
-                Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
-                Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls"),
-                Param(
-                    "release",
-                    ("entry", "loads", "end"),
-                    "when the next kernel may start: at entry, after the last weight load is issued, at the end",
-                ),
-                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows and GPUs"),
+                *GEMM_PARAMS,
+                BACKOFF,
+                RELEASE,
+                K_ORDER,
             ),
             constraints=(
-                Constraint(pinned, "k_order invariant needs " + ", ".join(f"{k} {v}" for k, v in INVARIANT.items())),
-                Constraint(
-                    lambda c: c["run_bytes"] == 64 or rows <= 8,
-                    f"two runs of {rows} token rows exceed the 16 rows of an MMA",
-                ),
-                Constraint(
-                    lambda c: width % (int(c["run_bytes"]) // 2 * int(c["warps_k"])) == 0,
-                    f"{{warps_k}} warps of {{run_bytes}} bytes do not divide width {width}",
-                ),
-                Constraint(lambda c: int(c["depth"]) <= steps(c), "more steps in flight than a warp has"),
+                *gemm_constraints(problem, INVARIANT),
                 Constraint(
                     lambda c: gemm_registers(rows, c) <= register_limit(warps(c), gpu.registers_per_sm),
                     "operands in flight and sums exceed a thread's registers",
@@ -153,21 +136,8 @@ class CuteFusedEngine(Engine):
     def work(self, problem: Problem, config: Config) -> Work:
         """Every block reads x; packets are written and read once; three hand-overs between blocks."""
         problem = projection(problem)
-        n_tiles, _, _ = gemm_tiles(problem.rows, config)
-        columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
-        return Work(
-            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
-            + 2 * mail(problem, config)[0].received_bytes,
-            in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
-            tile_turns=problem.width / columns,
-            dependent_steps=2,
-        )
+        return exchange_work(problem, config, hand_overs=2)
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """Of the partial, of the ranks, of a row's scalars."""
-        chunks = int(config["run_bytes"]) // 64
-        return (
-            f"partial: MMAs over every {config['warps_k']}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, "
-            f"then {config['warps_k']} warps ascending; ranks ascending; a row's scalars: 7 columns ascending, 32 lanes, "
-            f"then 32 units by butterfly"
-        )
+        return exchange_order(config)

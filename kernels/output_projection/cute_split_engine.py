@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..params import K_ORDER
 from ..space import Config, Constraint, Param, Space
 from .common import (
+    BACKOFF,
     COLUMNS,
+    GEMM_PARAMS,
     MIXER_LEAST_REGISTERS,
     SUM_WORDS,
     UNITS,
     eps_constant,
     exchange_buffers,
+    exchange_order,
+    exchange_work,
     fake_tensors,
+    gemm_constraints,
     gemm_registers,
-    gemm_tiles,
-    mail,
     projection,
     refuses_always,
     register_limit,
@@ -73,19 +77,11 @@ class CuteSplitEngine(Engine):
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
         """How K is split over warps, loads in flight, units a block of the consumer, where it waits, how it polls."""
         problem = projection(problem)
-        rows, width = problem.rows, problem.width
-
-        def steps(c: Config) -> int:
-            return width // (int(c["run_bytes"]) // 2 * int(c["warps_k"]))
-
-        def pinned(c: Config) -> bool:
-            return c["k_order"] == "free" or all(c[name] == value for name, value in INVARIANT.items())
+        rows = problem.rows
 
         return Space(
             params=(
-                Param("run_bytes", (64, 128), "bytes of a weight row that a warp loads at once"),
-                Param("warps_k", (4, 6, 8, 12, 16), "warps that share the K of a block"),
-                Param("depth", (1, 2, 3, 4, 5, 6), "steps of weights in flight a warp"),
+                *GEMM_PARAMS,
                 Param(
                     "exchange",
                     ("one_shot", "two_shot"),
@@ -93,25 +89,16 @@ class CuteSplitEngine(Engine):
                 ),
                 Param("mixers", (1, 2, 3, 4, 6, 8, 12, 16), "warps of a block of the consumer, a 32nd of a row each"),
                 Param("consumer_wait", ("start", "exit"), "when the consumer waits for the producer's end"),
-                Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls"),
+                BACKOFF,
                 Param(
                     "release",
                     ("entry", "loads", "end"),
                     "when the consumer may start: at the producer's entry, after its last weight load, at its end",
                 ),
-                Param("k_order", ("free", "invariant"), "invariant: one summation order for all rows and GPUs"),
+                K_ORDER,
             ),
             constraints=(
-                Constraint(pinned, "k_order invariant needs " + ", ".join(f"{k} {v}" for k, v in INVARIANT.items())),
-                Constraint(
-                    lambda c: c["run_bytes"] == 64 or rows <= 8,
-                    f"two runs of {rows} token rows exceed the 16 rows of an MMA",
-                ),
-                Constraint(
-                    lambda c: width % (int(c["run_bytes"]) // 2 * int(c["warps_k"])) == 0,
-                    f"{{warps_k}} warps of {{run_bytes}} bytes do not divide width {width}",
-                ),
-                Constraint(lambda c: int(c["depth"]) <= steps(c), "more steps in flight than a warp has"),
+                *gemm_constraints(problem, INVARIANT),
                 Constraint(
                     lambda c: gemm_registers(rows, c) <= register_limit(int(c["warps_k"]), gpu.registers_per_sm),
                     "operands in flight and sums exceed a thread's registers",
@@ -205,21 +192,8 @@ class CuteSplitEngine(Engine):
     def work(self, problem: Problem, config: Config) -> Work:
         """Every block reads x; packets are written and read once; a launch and two hand-overs."""
         problem = projection(problem)
-        n_tiles, _, _ = gemm_tiles(problem.rows, config)
-        columns = int(config["run_bytes"]) // 2 * int(config["warps_k"])
-        return Work(
-            l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
-            + sum(2 * box.received_bytes for box in mail(problem, config)),
-            in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
-            tile_turns=problem.width / columns,
-            dependent_steps=4 if config["exchange"] == "two_shot" else 3,
-        )
+        return exchange_work(problem, config, hand_overs=4 if config["exchange"] == "two_shot" else 3)
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """As of cute_fused."""
-        chunks = int(config["run_bytes"]) // 64
-        return (
-            f"partial: MMAs over every {config['warps_k']}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, "
-            f"then {config['warps_k']} warps ascending; ranks ascending, whoever adds them; a row's scalars: 7 columns ascending, 32 lanes, "
-            f"then 32 units by butterfly"
-        )
+        return exchange_order(config)
