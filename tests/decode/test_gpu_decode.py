@@ -18,7 +18,7 @@ from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
 from k3lab.kernels.collectives import SingleRank, StandIn
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("device")]
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

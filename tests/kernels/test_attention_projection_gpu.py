@@ -5,20 +5,11 @@ import random
 
 import pytest
 from k3lab.kernels import K3, family
-from k3lab.kernels.device import discover
 
 from .device_stats import record
 
 pytestmark = pytest.mark.gpu
 FAMILY = family("attention_projection")
-
-
-@pytest.fixture(scope="module")
-def device():
-    found = discover()
-    if found is None:
-        pytest.skip("no GPU here")
-    return found
 
 
 def configs(engine, problem, card, count, seed=0):

@@ -3,21 +3,12 @@
 import pytest
 from k3lab.kernels import K3, family
 from k3lab.kernels.attention_projection.cute_mma_engine import INVARIANT
-from k3lab.kernels.device import discover
 
 from .test_cute_mma import drawn
 
 pytestmark = pytest.mark.gpu
 FAMILY = family("attention_projection")
 ENGINE = FAMILY.engine("cute_mma")
-
-
-@pytest.fixture(scope="module")
-def device():
-    found = discover()
-    if found is None:
-        pytest.skip("no GPU here")
-    return found
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 16, 33, 64])

@@ -5,7 +5,6 @@ import time
 import pytest
 import torch
 from k3lab.kernels.collectives import CollectiveError, LoopbackGroup, TwoShot
-from k3lab.kernels.device import discover
 from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.output_projection.twin import output_projection
 from k3lab.kernels.transports import Loopback
@@ -14,14 +13,6 @@ from .test_output_projection_engines import FAMILY, FUSED, SPLIT, config, proble
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(16, rows) for rows in (1, 2, 3, 5, 8)] + [(8, rows) for rows in (1, 3, 8)] + [(4, 8), (16, 16)]
-
-
-@pytest.fixture(scope="module")
-def device():
-    found = discover()
-    if found is None:
-        pytest.skip("no GPU here")
-    return found
 
 
 def whole_numbers(one, seed=0):

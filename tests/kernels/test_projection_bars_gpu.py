@@ -13,7 +13,7 @@ import pytest
 from k3lab.cli.kernel_page import table_path
 from k3lab.cli.page_data import bar_of, beside, load_bars, load_table
 from k3lab.kernels import family
-from k3lab.kernels.device import discover
+from k3lab.kernels.device import Device
 from k3lab.tuning.alternatives import PYTORCH
 
 from .device_stats import record
@@ -51,13 +51,12 @@ def recorded() -> list[Any]:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("row", "bar"), recorded())
-def test_the_winner_holds_its_bar(row: dict[str, Any], bar: float, benchmark: Any) -> None:
+def test_the_winner_holds_its_bar(device: Device, row: dict[str, Any], bar: float, benchmark: Any) -> None:
     from k3lab.tuning.compiling import compile_config
     from k3lab.tuning.policy import FULL
     from k3lab.tuning.timing import time_compiled
 
-    device = discover()
-    if device is None or device.card is None or device.card.name != BARS["gpu"]:
+    if device.card is None or device.card.name != BARS["gpu"]:
         pytest.skip(f"the bars are of one {BARS['gpu']}")
     problem = FAMILY.problem_from_json(row["problem"])
     compiled = compile_config(FAMILY.engine(row["engine"]), problem, row["config"], device.arch)

@@ -7,18 +7,9 @@ import random
 
 import pytest
 from k3lab.kernels import K3, family
-from k3lab.kernels.device import discover
 
 pytestmark = pytest.mark.gpu
 FAMILY = family("attention_projection")
-
-
-@pytest.fixture(scope="module")
-def device():
-    found = discover()
-    if found is None:
-        pytest.skip("no GPU here")
-    return found
 
 
 @pytest.fixture(scope="module")

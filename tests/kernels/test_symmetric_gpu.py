@@ -11,22 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from k3lab.kernels.collectives import run_virtual_ranks
-from k3lab.kernels.device import discover
 from k3lab.kernels.output_projection.twin import output_projection
 from k3lab.tuning.compare import compare
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("device")]
 SCRIPT = Path(__file__).with_name("symmetric_ranks.py")
 _spec = importlib.util.spec_from_file_location("symmetric_ranks", SCRIPT)
 assert _spec is not None and _spec.loader is not None
 ranks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(ranks)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def device():
-    if discover() is None:
-        pytest.skip("no GPU here")
 
 
 def run(size: int, scenario: str, folder: Path) -> dict[int, dict]:

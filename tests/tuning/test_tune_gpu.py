@@ -11,7 +11,7 @@ from k3lab.tuning.export import export
 from k3lab.tuning.study import TuningStudy
 from k3lab.tuning.tune import TuneRequest, tune
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("device")]
 
 
 @pytest.mark.timeout(600)
