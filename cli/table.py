@@ -145,6 +145,9 @@ def register(app: typer.Typer) -> None:
         results: Annotated[
             Path | None, typer.Option("--results", help="Also write the table as a result file, such as results/h200/FAMILY_table.json.")
         ] = None,
+        begin_with: Annotated[
+            Path | None, typer.Option("--begin-with", help="Result file of another table: studies begin with its winners that are legal in them.")
+        ] = None,
         seed: Seed = 0,
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
@@ -158,7 +161,7 @@ def register(app: typer.Typer) -> None:
         from ..kernels import family as find_family
         from ..tuning.supervisor import Limits
         from ..tuning.table import TableRequest, tune_table
-        from ..tuning.table_rows import check_results, write_result
+        from ..tuning.table_rows import check_results, winners_of, write_result
         from ..tuning.workers import default_jobs
         from .tune import target
 
@@ -168,7 +171,7 @@ def register(app: typer.Typer) -> None:
         request = TableRequest(
             owner, chosen_problems(owner, model, tp, kind, rows), chosen, card, aim, trials, later_trials, studies, seed,  # type: ignore[arg-type]
             Limits(compile_s=compile_limit, measure_s=measure_limit), jobs=default_jobs() if jobs is None else jobs,
-            budget_s=budget_seconds, fresh=fresh,
+            budget_s=budget_seconds, fresh=fresh, known=winners_of(begin_with, owner) if begin_with else (),
         )  # fmt: skip
         if results is not None:
             check_results(results)

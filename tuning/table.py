@@ -25,7 +25,7 @@ from .propose import BATCH, adapted, for_search
 from .stop import Stop
 from .study import TuningStudy, best_of, glance
 from .supervisor import Limits
-from .table_rows import Row, row_of
+from .table_rows import Row, Winner, row_of
 from .tune import TuneRequest, check_request, identity_of, require_gpu, tune
 from .workers import Workers, check_jobs
 
@@ -59,6 +59,8 @@ class TableRequest:
     """Seconds after which no further trial begins."""
     fresh: bool = False
     """Begin studies of kernels that have changed anew; the old ones are kept under other names."""
+    known: tuple[Winner, ...] = ()
+    """Winners of another table: its own studies begin with those that are legal there, like with each other's."""
 
     def request(self, problem: Problem, engine: Engine, trials: int) -> TuneRequest:
         """The request of one study."""
@@ -130,7 +132,10 @@ class _Run:
 
     def __init__(self, request: TableRequest, workers: Workers, stop: Stop, say: Say) -> None:
         self.request, self.workers, self.stop, self.say = request, workers, stop, say
-        self.winners: dict[str, list[tuple[Problem, Config]]] = {engine.name: [] for engine in request.engines}
+        self.winners: dict[str, list[tuple[Problem, Config]]] = {
+            engine.name: [(one.problem, one.config) for one in request.known if one.engine == engine.name]
+            for engine in request.engines
+        }
         self.skipped: dict[str, list[str]] = {}
         self.missing: list[str] = []
         self.new_trials = 0

@@ -86,6 +86,44 @@ def row_of(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Winner:
+    """A config that won somewhere: where another search may begin."""
+
+    problem: Problem
+    engine: str
+    config: Config
+
+
+def winners_of(path: Path, family: Family) -> tuple[Winner, ...]:
+    """The winners that a result file holds.
+
+    Raises:
+        InputError: it cannot be read, is no table, or is one of another family.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as a table: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("rows"), list):
+        raise InputError(f"{path} is no table of `k3lab tune-table`")
+    if data.get("schema") != SCHEMA:
+        raise InputError(f"{path} has schema {data.get('schema')}, this version reads {SCHEMA}")
+    if data.get("family") != family.name:
+        raise InputError(f"{path} is a table of {data.get('family')}, not of {family.name}")
+    try:
+        return tuple(
+            Winner(
+                family.problem_from_json({**data["problem"], **row["problem"]}),
+                family.engine(row["engine"]).name,
+                dict(row["config"]),
+            )
+            for row in data["rows"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} has a row that cannot be read: {type(error).__name__}: {error}") from error
+
+
 def as_result(table: TableResult) -> dict[str, Any]:
     """The table as facts to keep: what all rows share is said once.
 

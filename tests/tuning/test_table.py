@@ -21,7 +21,7 @@ from k3lab.tuning.export import export
 from k3lab.tuning.study import TrialRecord, TuningStudy
 from k3lab.tuning.supervisor import Limits
 from k3lab.tuning.table import TableRequest, TableResult, anchor_rows, in_order, near_first, tune_table
-from k3lab.tuning.table_rows import as_result, check_results, result_text, write_result
+from k3lab.tuning.table_rows import as_result, check_results, result_text, winners_of, write_result
 
 ENGINES = (fake_family.SMALL, fake_family.LARGE)
 
@@ -358,3 +358,34 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             tune_table(dataclasses.replace(ask, **changes))
     assert not (tmp_path / "s").exists()
+
+
+def test_a_table_begins_with_the_winners_of_another(tmp_path: Path) -> None:
+    first = tune_table(request(tmp_path / "s", 4, engines=(fake_family.LARGE,)))
+    write_result(tmp_path / "first.json", first)
+    known = winners_of(tmp_path / "first.json", fake_family.FAMILY)
+    assert [(one.problem, one.engine, dict(one.config)) for one in known] == [
+        (row.problem, row.engine, dict(row.config)) for row in first.rows
+    ]
+    tune_table(request(tmp_path / "t", 8, engines=(fake_family.LARGE,), trials=2, known=known))
+    assert known[0].config in [dict(trial.config) for trial in trials_of(tmp_path / "t", "large", 8)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": "other"}, "is no table"),
+        ({"schema": 9}, "has schema 9, this version reads 1"),
+        ({"family": "router"}, "is a table of router, not of fake"),
+        ({"rows": [{"problem": {}}]}, "has a row that cannot be read"),
+        ({"rows": [7]}, "has a row that cannot be read"),
+    ],
+)
+def test_what_is_no_table_is_no_beginning(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    data = {"format": "k3lab-table", "schema": 1, "family": "fake", "problem": {}, "rows": []}
+    (tmp_path / "t.json").write_text(json.dumps({**data, **change}))
+    with pytest.raises(InputError, match=reason):
+        winners_of(tmp_path / "t.json", fake_family.FAMILY)
+    (tmp_path / "t.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read as a table"):
+        winners_of(tmp_path / "t.json", fake_family.FAMILY)
