@@ -51,24 +51,35 @@ class _Loaded:
         # the module keeps no reference to the image, but the image must outlive the call
         self._module = _checked(driver.cuModuleLoadData(launch.cubin))
         self.function = _checked(driver.cuModuleGetFunction(self._module, launch.kernel.encode()))
-        attributes = driver.CUfunction_attribute
-        if launch.shared_bytes > 48 * 1024:
-            limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(self.function, limit, launch.shared_bytes))
         if launch.cluster_blocks > 8:
-            wide = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            wide = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
             _checked(driver.cuFuncSetAttribute(self.function, wide, 1))
+        self._most_bytes = 48 * 1024
+        self._even_bytes = launch.shared_bytes
         if residency.concerned(launch):
             room = residency.room_on_gpu(launch, self.function, self.config(pdl=False))
             if reason := residency.refusal(launch, room):
                 raise ResidencyError(reason)
+        if launch.pdl:
+            self._even_bytes = residency.even_bytes(launch, self.function, self._config)
 
     def config(self, *, pdl: bool) -> driver.CUlaunchConfig:
-        """Launch configuration without the stream; ``pdl``: with programmatic stream serialization."""
+        """Launch configuration without the stream.
+
+        ``pdl``: with programmatic stream serialization, and with so much shared memory that blocks spread evenly
+        while the predecessor is still there (:func:`k3lab.kernels.residency.even_bytes`).
+        """
+        return self._config(self._even_bytes if pdl else self.launch.shared_bytes, pdl=pdl)
+
+    def _config(self, shared_bytes: int, *, pdl: bool = False) -> driver.CUlaunchConfig:
+        if shared_bytes > self._most_bytes:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(self.function, limit, shared_bytes))
+            self._most_bytes = shared_bytes
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = self.launch.block
-        config.sharedMemBytes = self.launch.shared_bytes
+        config.sharedMemBytes = shared_bytes
         attributes = []
         if self.launch.cluster != (1, 1, 1):
             cluster = driver.CUlaunchAttribute()

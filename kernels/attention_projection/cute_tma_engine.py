@@ -220,7 +220,9 @@ class CuteTmaEngine(TiledEngine):
         built = compile_cute(
             self.host(),
             (
-                matrix(problem.rows, problem.hidden),
+                # rows as the MMA takes them: of a matrix of one row the compiler makes copies of one dimension, and the
+                # tensor map has two
+                matrix(tiles.n, problem.hidden),
                 matrix(problem.outputs, problem.hidden),
                 matrix(problem.rows, problem.outputs),
                 Int32(1),

@@ -1,4 +1,4 @@
-"""The bundle: every byte is covered, nothing is half-written, and what is missing is told with its cure."""
+"""Reading a bundle: every byte is covered, what contradicts itself is refused, what is missing is told with its cure."""
 
 from __future__ import annotations
 
@@ -9,109 +9,20 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from k3lab.kernels import Buffer, Evidence, InputError, Problem
+from k3lab.kernels import Buffer, Evidence, InputError
 from k3lab.kernels.bundle.reader import Bundle, BundleEntry, Miss, is_gpu_code
 from k3lab.kernels.bundle.schema import (
-    ArgModel,
     BufferModel,
-    BuildModel,
-    ChoiceModel,
-    EntryModel,
-    LaunchModel,
     canonical,
 )
 from k3lab.kernels.bundle.writer import cubin_path, write_bundle
 from pydantic import ValidationError
 
-CUBIN = b"\x7fELF\x02\x01\x01\x33" + bytes(8) + b"\x02\x00" + (190).to_bytes(2, "little") + b"code"
-
-
-@dataclass(frozen=True)
-class AProblem(Problem):
-    kind: str = "kda"
-
-
-def entry(rows: int = 8, **changes: Any) -> tuple[EntryModel, dict[str, bytes]]:
-    cubins = {cubin_path(CUBIN + arch + bytes([rows])): CUBIN + arch + bytes([rows]) for arch in (b"103", b"90")}
-    builds = tuple(
-        BuildModel(
-            arch=arch,
-            evidence=evidence,
-            launches=(
-                LaunchModel(
-                    kernel="k3_a_b_main", cubin=name, grid=(4, 2, 1), block=(128, 1, 1), cluster=(2, 1, 1), shared_bytes=2048, pdl=True,
-                    args=(ArgModel(kind="tensor", name="x"), ArgModel(kind="int32", name="rows"), ArgModel(kind="null", name="")),
-                ),
-            ),
-            buffers=(BufferModel(name="partial", shape=(2, 64), dtype="float32", zeroed=True),),
-            resources=({"registers": 32},),
-        )
-        for arch, evidence, name in zip(("sm_103a", "sm_90a"), (changes.get("evidence", Evidence.PREDICTED), Evidence.COMPILED), cubins, strict=True)
-    )  # fmt: skip
-    fields: dict[str, Any] = {
-        "family": "a",
-        "engine": "b",
-        "key": {"tp": 16, "kind": "kda"},
-        "rows": rows,
-        "gpu": "GB300",
-        "arch": "sm_103a",
-        "config": {"tile": 8, "deep": True, "mode": "x"},
-        "config_digest": "0123456789abcdef",
-        "evidence": Evidence.PREDICTED,
-        "source_digest": "0" * 16,
-        "compilers": {"triton": "3.9.0"},
-        "summation_order": "ascending",
-        "choice": ChoiceModel(
-            reason="fastest",
-            value_us=1.5,
-            default_us=2.0,
-            margin_over_default=0.25,
-            tie_band=0.01,
-            runner_up=None,
-            trials={"ok": 3},
-        ),
-        "timing": None,
-        "prediction": {"microseconds": 1.5},
-        "environment": None,
-        "builds": builds,
-    }
-    return EntryModel(**{**fields, **changes}), cubins
-
-
-Written = Callable[..., Path]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Writes a bundle of entries."""
-
-    def write(*made: tuple[EntryModel, dict[str, bytes]], name: str = "bundle", **options: Any) -> Path:
-        cubins = {path: data for _, some in made for path, data in some.items()}
-        write_bundle(tmp_path / name, [one for one, _ in made], cubins, **options)
-        return tmp_path / name
-
-    return write
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(InputError) as caught:
-        Bundle.load(path)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def rewrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the body and make its checksum right again: what a forger would do, or another version."""
-    body = json.loads((path / "bundle.json").read_text())["body"]
-    change(body)
-    data = {"body": body, "sha256": hashlib.sha256(canonical(body).encode()).hexdigest()}
-    (path / "bundle.json").write_text(canonical(data) + "\n")
+from .bundle_case import CUBIN, AProblem, Written, entry, refusal, rewrite
 
 
 def test_what_was_written_is_read(written: Written) -> None:
@@ -360,69 +271,12 @@ def test_machine_code_of_the_host_is_refused(written: Written) -> None:
     assert "is not a cubin" in refusal(path)
 
 
-def test_the_same_entries_give_the_same_bytes_in_any_order(written: Written) -> None:
-    one, two = written(entry(4), entry(8), name="one"), written(entry(8), entry(4), name="two")
-    assert (one / "bundle.json").read_bytes() == (two / "bundle.json").read_bytes()
-
-
-def test_a_bundle_is_replaced_only_by_force_and_as_a_whole(written: Written, tmp_path: Path) -> None:
-    path = written(entry(4))
-    before = (path / "bundle.json").read_bytes()
-    with pytest.raises(InputError, match="replace it with --force"):
-        written(entry(8))
-    with pytest.raises(InputError, match="two entries for"):
-        written(entry(8), entry(8), force=True)
-    with pytest.raises(InputError, match="at least one entry"):
-        written(force=True)
-    assert (path / "bundle.json").read_bytes() == before
-    written(entry(8), force=True)
-    assert [one.rows for one in Bundle.load(path).entries] == [8]
-    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
-
-
-def test_what_is_no_bundle_is_never_replaced(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    (tmp_path / "file").write_text("x")
-    for name in ("mine", "file"):
-        with pytest.raises(InputError):
-            written(entry(), name=name, force=True)
-    with pytest.raises(InputError, match="cannot be written"):
-        write_bundle("/proc/none/bundle", [entry()[0]], entry()[1])
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
-    (tmp_path / "empty").mkdir()
-    Bundle.load(written(entry(), name="empty"))
-
-
-def test_a_failed_write_leaves_the_old_bundle(
-    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = written(entry(4))
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"cannot be written \(No space"):
-        written(entry(8), force=True)
-    assert [one.rows for one in Bundle.load(path).entries] == [4]
-    assert [file.name for file in tmp_path.iterdir()] == ["bundle"]
-
-
 def test_reading_needs_neither_torch_nor_optuna(written: Written) -> None:
     code = (
         "import sys; from k3lab.kernels.bundle.reader import Bundle; Bundle.load(sys.argv[1]).entries;"
         "sys.exit(any(name in sys.modules for name in ('torch', 'optuna', 'sqlalchemy', 'triton', 'cutlass')))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(written(entry()))], timeout=60).returncode == 0
-
-
-def _repacked(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """The manifest with changed content and a checksum that fits."""
-    data = json.loads((path / "bundle.json").read_text())
-    change(data["body"])
-    data["sha256"] = hashlib.sha256(canonical(data["body"]).encode()).hexdigest()
-    (path / "bundle.json").write_text(canonical(data) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -441,9 +295,9 @@ def _repacked(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, change: Any, words: str) -> None:
     one, cubins = entry()
     write_bundle(tmp_path / "b", [one], cubins)
-    _repacked(tmp_path / "b", lambda body: None)
+    rewrite(tmp_path / "b", lambda body: None)
     Bundle.load(tmp_path / "b")
-    _repacked(tmp_path / "b", change)
+    rewrite(tmp_path / "b", change)
     with pytest.raises(InputError, match=words):
         Bundle.load(tmp_path / "b")
 

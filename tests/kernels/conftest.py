@@ -1,0 +1,26 @@
+"""Fixtures of the kernel tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.kernels.bundle.schema import (
+    EntryModel,
+)
+from k3lab.kernels.bundle.writer import write_bundle
+
+from .bundle_case import Written
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes a bundle of entries."""
+
+    def write(*made: tuple[EntryModel, dict[str, bytes]], name: str = "bundle", **options: Any) -> Path:
+        cubins = {path: data for _, some in made for path, data in some.items()}
+        write_bundle(tmp_path / name, [one for one, _ in made], cubins, **options)
+        return tmp_path / name
+
+    return write
