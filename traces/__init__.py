@@ -6,7 +6,7 @@ from .budget import Budget, Limit, budget_names, load_budget, parse_budget
 from .check import check_trace, inspect_trace
 from .errors import TraceError
 from .model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
-from .reader import read_trace
+from .readers.opening import read_trace
 from .report import DeviceReport, Report
 from .synthetic import synthesize
 

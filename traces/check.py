@@ -12,8 +12,8 @@ from .errors import TraceError
 from .explain import explain
 from .families import Plan, read_plan
 from .model import Trace
-from .nsys_sqlite import RECAPTURE
-from .reader import read_trace
+from .readers.nsys_sqlite import RECAPTURE
+from .readers.opening import read_trace
 from .report import DeviceReport, Report, capture_notes
 from .timing import median_ns
 from .verdict import (

@@ -9,7 +9,7 @@ from .analysis import DeviceLayers, Layer
 from .budget import Budget, Limit
 from .layers import LayerClass
 from .model import Trace
-from .nsys_sqlite import RECAPTURE
+from .readers.nsys_sqlite import RECAPTURE
 from .steps import NONE
 from .timing import median_ns
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from k3lab.traces import TraceError, read_trace
-from k3lab.traces.stamps import BadStamp, microseconds_to_ns
+from k3lab.traces.readers.stamps import BadStamp, microseconds_to_ns
 
 
 @given(st.integers(min_value=-(10**19), max_value=10**19))

@@ -11,8 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from .errors import TraceError
-from .model import ApiCall, HostRange, Kernel, RejectedRow, Trace
+from ..errors import TraceError
+from ..model import ApiCall, HostRange, Kernel, RejectedRow, Trace
 from .stamps import BadStamp, check_interval, microseconds_to_ns
 
 MAX_BYTES = 8 << 30

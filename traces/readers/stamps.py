@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
 
-from .model import MAX_DURATION_NS
+from ..model import MAX_DURATION_NS
 
 _MAX_DIGITS = 18  # 10**18 us is 31,000 years: past any epoch, and bounds the integer that is built
 

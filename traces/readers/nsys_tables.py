@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from .errors import TraceError
+from ..errors import TraceError
 
 _VERSION = re.compile(r"^[0-9]+(\.[0-9]+){0,4}$")
 _MODE = "CUDA_GRAPH_TRACE_OPTIONS:MODE"

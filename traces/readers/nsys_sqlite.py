@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import TraceError
-from .model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from ..errors import TraceError
+from ..model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
 from .nsys_tables import Tables
 from .stamps import BadStamp, check_interval
 

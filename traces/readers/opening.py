@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import TraceError
-from .model import Trace
+from ..errors import TraceError
+from ..model import Trace
 from .nsys_sqlite import read_nsys
 from .torch_json import read_torch
 
