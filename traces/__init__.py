@@ -5,7 +5,7 @@ from __future__ import annotations
 from .budget import Budget, Limit, budget_names, load_budget, parse_budget
 from .check import check_trace, inspect_trace
 from .errors import TraceError
-from .model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from .model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
 from .readers.opening import read_trace
 from .report import DeviceReport, Report
 from .synthetic import synthesize
@@ -13,6 +13,7 @@ from .synthetic import synthesize
 __all__ = [
     "ApiCall",
     "Budget",
+    "CopyTime",
     "DeviceReport",
     "HostRange",
     "Kernel",

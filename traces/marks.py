@@ -75,6 +75,8 @@ def enclosing(
     for item in ranges:
         if keep(item):
             by_thread[item.thread].append(item)
+            if item.end_thread is not None and item.end_thread != item.thread:
+                by_thread[item.end_thread].append(item)
     asked: dict[Thread, list[int]] = defaultdict(list)
     for index, (thread, _) in enumerate(queries):
         if thread in by_thread:

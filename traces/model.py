@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from types import MappingProxyType
+from typing import NamedTuple
 
 Thread = tuple[int, int]
 """(process, thread) as the file numbers them."""
@@ -14,9 +15,11 @@ MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 """A single device event longer than seven days is a corrupt stamp, not a kernel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel on the device. Times in ns on the clock of the file; ``grid``/``block`` empty where not recorded."""
+class Kernel(NamedTuple):
+    """One kernel on the device. Times in ns on the clock of the file; ``grid``/``block`` empty where not recorded.
+
+    A tuple, because a capture has millions of them.
+    """
 
     name: str
     start: int
@@ -40,8 +43,7 @@ class Kernel:
         return (self.start, self.end, self.stream, self.name, self.grid, self.block, self.correlation or 0)
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
+class ApiCall(NamedTuple):
     """The host call that launched a kernel or a graph."""
 
     name: str
@@ -55,14 +57,25 @@ class ApiCall:
         return "GraphLaunch" in self.name
 
 
-@dataclass(frozen=True, slots=True)
-class HostRange:
-    """An NVTX range or a torch user annotation on a host thread."""
+class HostRange(NamedTuple):
+    """An NVTX range or a torch user annotation on a host thread; ``end_thread`` is another that ended it, if one did."""
 
     name: str
     start: int
     end: int
     thread: Thread
+    end_thread: Thread | None = None
+
+
+class CopyTime(NamedTuple):
+    """One copy, fill or host wait on the device. ``kind``: memcpy, memset, sync; ``stream`` is None where unknown."""
+
+    kind: str
+    start: int
+    end: int
+    device: int = 0
+    stream: int | None = None
+    process: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,8 @@ class Trace:
 
     ``kernels`` are sorted by device start. ``apis`` is keyed by (process, correlation), ``node_origins`` by
     (process, graph node). ``graph_replays`` are the (start, end) of replays recorded only as a whole.
+    ``copy_times`` are copies, fills and waits with usable times, ``overheads`` the (start, end) in which the profiler
+    itself was at work (buffer flushes): a gap under one is its own. Both are sorted by start.
     ``notes`` are plain lines about the file itself, and ``incomplete`` those that say kernels are missing from it;
     nothing of the profiled environment is kept.
     """
@@ -98,6 +113,8 @@ class Trace:
     ranges: tuple[HostRange, ...] = ()
     node_origins: Mapping[tuple[int, int], NodeOrigin] = field(default_factory=lambda: MappingProxyType({}))
     copies: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    copy_times: tuple[CopyTime, ...] = ()
+    overheads: tuple[tuple[int, int], ...] = ()
     rejected: tuple[RejectedRow, ...] = ()
     gpus: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
     graph_mode: str | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import TraceError
-from ..model import ApiCall, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from ..model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from .nsys_source import Source, graph_mode, metadata
 from .nsys_tables import Tables
 from .stamps import BadStamp, check_interval
 
@@ -24,7 +25,7 @@ def _is_int(*values: object) -> bool:
     return all(isinstance(value, int) for value in values)
 
 
-def _kernels(tables: Tables) -> tuple[list[Kernel], list[RejectedRow]]:
+def _kernels(tables: Source) -> tuple[list[Kernel], list[RejectedRow]]:
     wanted = ("start", "end", "deviceId", "streamId", "globalPid", "correlationId", "graphNodeId",
               "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")  # fmt: skip
     kernels, rejected = [], []
@@ -63,7 +64,7 @@ def _thread(global_tid: object, one_process: bool) -> tuple[int, int]:
     return (0 if one_process else global_tid & _PID_MASK, global_tid)
 
 
-def _apis(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> dict[tuple[int, int], ApiCall]:
+def _apis(tables: Source, needed: set[tuple[int, int]], one_process: bool) -> dict[tuple[int, int], ApiCall]:
     found: dict[tuple[int, int], ApiCall] = {}
     wanted = ("start", "end", "globalTid", "correlationId")
     for start, end, tid, correlation, name in tables.rows("CUPTI_ACTIVITY_KIND_RUNTIME", wanted, texts=("nameId",)):
@@ -80,7 +81,7 @@ def _apis(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> di
     return found
 
 
-def _graph_launches(tables: Tables, needed: set[tuple[int, int]], one_process: bool) -> tuple[int, int]:
+def _graph_launches(tables: Source, needed: set[tuple[int, int]], one_process: bool) -> tuple[int, int]:
     """Graph launches in the file, and those of them that own none of its kernels."""
     launched = lost = 0
     for tid, correlation, name in tables.rows(
@@ -92,16 +93,16 @@ def _graph_launches(tables: Tables, needed: set[tuple[int, int]], one_process: b
     return launched, lost
 
 
-def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
-    wanted = ("start", "end", "eventType", "globalTid", "domainId", "text")
+def _ranges(tables: Source, one_process: bool) -> list[HostRange]:
+    wanted = ("start", "end", "eventType", "globalTid", "domainId", "text", "endGlobalTid")
     skip: set[tuple[int, int]] = set()
     rows = tables.rows("NVTX_EVENTS", wanted, texts=("textId",))
-    for _, _, kind, tid, domain, text, registered in rows:
+    for _, _, kind, tid, domain, text, _, registered in rows:
         name = text if isinstance(text, str) else registered
         if kind == _DOMAIN and _is_int(domain) and isinstance(name, str) and name.upper() in _LIBRARY_DOMAINS:
             skip.add((_thread(tid, one_process)[0], domain))
     found = []
-    for start, end, kind, tid, domain, text, registered in rows:
+    for start, end, kind, tid, domain, text, last, registered in rows:
         name = text if isinstance(text, str) and text else registered
         if not _is_int(start, end) or end < start or not isinstance(name, str):
             continue  # marks, unclosed ranges, categories and domains have no end
@@ -109,12 +110,14 @@ def _ranges(tables: Tables, one_process: bool) -> list[HostRange]:
             continue
         thread = _thread(tid, one_process)
         if (thread[0], domain) not in skip:
-            found.append(HostRange(name, start, end, thread))
+            # a start/end range may be ended by another thread
+            other = _thread(last, one_process) if isinstance(last, int) and last != tid else None
+            found.append(HostRange(name, start, end, thread, other))
     found.sort(key=lambda item: (item.start, -item.end, item.name, item.thread))
     return found
 
 
-def _origins(tables: Tables, kernels: list[Kernel], one_process: bool) -> dict[tuple[int, int], NodeOrigin]:
+def _origins(tables: Source, kernels: list[Kernel], one_process: bool) -> dict[tuple[int, int], NodeOrigin]:
     """Follow each kernel's graph node through its clones to the node that was captured."""
     rows: dict[tuple[int, int], tuple[int, int, int | None, tuple[int, int]]] = {}
     columns = ("start", "globalTid", "graphNodeId", "originalGraphNodeId")
@@ -141,7 +144,36 @@ def _origins(tables: Tables, kernels: list[Kernel], one_process: bool) -> dict[t
     return found
 
 
-def _hint(tables: Tables, mode: str | None, graphs_ran: bool) -> str:
+_DEVICE_WORK = {
+    "memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",
+    "memset": "CUPTI_ACTIVITY_KIND_MEMSET",
+    "sync": "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+}
+_OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+
+
+def _copies(tables: Source) -> tuple[dict[str, int], list[CopyTime]]:
+    """Copies and fills in the file, and all of them and the waits that have usable times."""
+    counts, found = {}, []
+    for kind, table in _DEVICE_WORK.items():
+        rows = tables.rows(table, ("start", "end", "deviceId", "streamId", "globalPid"))
+        if rows and kind != "sync":
+            counts[kind] = len(rows)
+        for start, end, device, stream, process in rows:
+            if _is_int(start, end) and end >= start:
+                device, process = (value if _is_int(value) else 0 for value in (device, process))
+                stream = stream if _is_int(stream) else None
+                found.append(CopyTime(kind, start, end, device, stream, process & _PID_MASK))
+    found.sort(key=lambda item: (item.start, item.end, item.kind, item.device, item.stream or 0, item.process))
+    return counts, found
+
+
+def _overheads(tables: Source) -> list[tuple[int, int]]:
+    rows = (row for table in _OVERHEADS for row in tables.rows(table, ("start", "end")))
+    return sorted((start, end) for start, end in rows if _is_int(start, end) and end > start)
+
+
+def _hint(tables: Source, mode: str | None, graphs_ran: bool) -> str:
     if graphs_ran:
         return f"its graphs were traced as a whole; {RECAPTURE}"
     graph = "; if it replays graphs, add --cuda-graph-trace=node" if mode == "graph" else ""
@@ -158,19 +190,24 @@ def read_nsys(path: Path) -> Trace:
     """
     tables = Tables(path)
     try:
-        return _read(tables)
+        return read_tables(tables)
     finally:
         tables.close()
 
 
-def _read(tables: Tables) -> Trace:
+def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
+    """The trace in the tables of an export, whatever kind of files hold them.
+
+    Raises:
+        TraceError: not the tables of nsys, or damaged.
+    """
     known = (_KERNELS, _GRAPHS, "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "META_DATA_EXPORT")
     if not any(tables.has(table) for table in known):
         journal = "; a journal lies beside it (-wal or -journal): export it again" if tables.unsaved else ""
         raise TraceError(f"{tables.name}: an SQLite file, but not one of nsys export --type sqlite{journal}")
     if tables.has(_KERNELS) and not {"start", "end"} <= tables.columns(_KERNELS):
         raise TraceError(f"{tables.name}: its kernel table has no start and end; export the report again")
-    meta, mode, notes = tables.metadata(), tables.graph_mode(), []
+    meta, mode, notes = metadata(tables), graph_mode(tables), []
     schema = meta.get("EXPORT_SCHEMA_VERSION")
     if schema and schema.split(".")[0] != "3":
         notes.append(f"schema {schema} is not one this reader was written for (3.x)")
@@ -200,18 +237,18 @@ def _read(tables: Tables) -> Trace:
         for number, name in tables.rows("TARGET_INFO_GPU", ("id", "name"))
         if _is_int(number) and isinstance(name, str)
     }
-    copies = {
-        kind.lower(): len(tables.rows(f"CUPTI_ACTIVITY_KIND_{kind}", ("start",))) for kind in ("MEMCPY", "MEMSET")
-    }
+    copies, copy_times = _copies(tables)
     version = meta.get("EXPORT_PRODUCT_VERSION")
     return Trace(
         path=tables.name,
-        format="Nsight Systems SQLite",
+        format=f"Nsight Systems {kind}",
         kernels=tuple(kernels),
         apis=apis,
         ranges=tuple(_ranges(tables, one_process)),
         node_origins=_origins(tables, kernels, one_process),
-        copies={kind: count for kind, count in copies.items() if count},
+        copies=copies,
+        copy_times=tuple(copy_times),
+        overheads=tuple(_overheads(tables)),
         rejected=tuple(rejected),
         gpus=gpus,
         graph_mode=mode,

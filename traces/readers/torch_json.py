@@ -7,12 +7,13 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
-from ..model import ApiCall, HostRange, Kernel, RejectedRow, Trace
+from ..model import ApiCall, CopyTime, HostRange, Kernel, RejectedRow, Trace
 from .stamps import BadStamp, check_interval, microseconds_to_ns
 
 MAX_BYTES = 8 << 30
@@ -20,6 +21,8 @@ MAX_BYTES = 8 << 30
 
 _KERNEL = frozenset({"kernel", "Kernel"})
 _COPIES = {"gpu_memcpy": "memcpy", "Memcpy": "memcpy", "gpu_memset": "memset", "Memset": "memset"}
+_WAIT = "cuda_sync"
+_OVERHEAD = "overhead"
 _API = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "hip_runtime"})
 _HINT = "profile with activities=[CPU, CUDA], while the GPU works"
 
@@ -102,15 +105,24 @@ def _interval(event: Mapping[str, Any]) -> tuple[int, int]:
     return start, end
 
 
+def _device(event: Mapping[str, Any], args: Mapping[str, Any]) -> int:
+    device = _integer(args.get("device"))
+    return device if device is not None else (_integer(event.get("pid")) or 0)
+
+
+def _stream(event: Mapping[str, Any], args: Mapping[str, Any]) -> int:
+    stream = _integer(args.get("stream"))
+    return stream if stream is not None else (_integer(event.get("tid")) or 0)
+
+
 def _kernel(event: Mapping[str, Any], name: str, args: Mapping[str, Any]) -> Kernel:
     start, end = _interval(event)
-    device, stream = _integer(args.get("device")), _integer(args.get("stream"))
     return Kernel(
         name=name,
         start=start,
         end=end,
-        device=device if device is not None else (_integer(event.get("pid")) or 0),
-        stream=stream if stream is not None else (_integer(event.get("tid")) or 0),
+        device=_device(event, args),
+        stream=_stream(event, args),
         correlation=_integer(args.get("correlation")),
         grid=_dims(args.get("grid")),
         block=_dims(args.get("block")),
@@ -143,6 +155,8 @@ def read_torch(path: Path) -> Trace:
     apis: dict[tuple[int, int], ApiCall] = {}
     ranges: list[HostRange] = []
     copies: Counter[str] = Counter()
+    copy_times: list[CopyTime] = []
+    overheads: list[tuple[int, int]] = []
     malformed = 0
     for event in events:
         if not isinstance(event, dict):
@@ -160,8 +174,14 @@ def read_torch(path: Path) -> Trace:
                 kernels.append(_kernel(event, name, args))
             except BadStamp as reason:
                 rejected.append(RejectedRow(name, str(reason)))
-        elif category in _COPIES:
-            copies[_COPIES[category]] += 1
+        elif category in _COPIES or category == _WAIT:
+            kind = _COPIES.get(category, "sync")
+            copies[kind] += kind != "sync"
+            with suppress(BadStamp):
+                copy_times.append(CopyTime(kind, *_interval(event), _device(event, args), _stream(event, args)))
+        elif category == _OVERHEAD:
+            with suppress(BadStamp):
+                overheads.append(_interval(event))
         elif category in _API or category == "user_annotation":
             try:
                 start, end = _interval(event)
@@ -186,7 +206,9 @@ def read_torch(path: Path) -> Trace:
         kernels=tuple(kernels),
         apis=apis,
         ranges=tuple(ranges),
-        copies=dict(copies),
+        copies={kind: count for kind, count in copies.items() if count},
+        copy_times=tuple(sorted(copy_times)),
+        overheads=tuple(sorted(overheads)),
         rejected=tuple(rejected),
         gpus=_gpus(head),
         synthetic=head.get("k3lab_synthetic") is True,
