@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import TraceError
-
-_VERSION = re.compile(r"^[0-9]+(\.[0-9]+){0,4}$")
-_MODE = "CUDA_GRAPH_TRACE_OPTIONS:MODE"
-_ALLOWED = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION")
-"""The only metadata read by name. The same tables hold the environment and the output of the profiled process."""
-
 
 def _size(path: Path) -> int:
     try:
@@ -99,25 +92,9 @@ class Tables:
                 parts.append(f"'<missing string ' || t.\"{column}\" || '>'")
         return self.query(f'SELECT {", ".join(parts)} FROM "{table}" t {" ".join(joins)}')
 
-    def metadata(self) -> dict[str, str]:
-        """Version facts of the export, by allow-list and only where they look like versions."""
-        found: dict[str, str] = {}
-        for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-            if {"name", "value"} <= self.columns(table):
-                for key in _ALLOWED:
-                    for (value,) in self.query(f'SELECT value FROM "{table}" WHERE name = ?', (key,)):
-                        if isinstance(value, str) and _VERSION.match(value):
-                            found.setdefault(key, value)
-        return found
-
-    def graph_mode(self) -> str | None:
-        """How graphs were traced: ``graph``, ``node``, or None where the capture does not say."""
-        if not {"name", "value"} <= self.columns("META_DATA_CAPTURE"):
-            return None
-        sql = "SELECT value FROM META_DATA_CAPTURE WHERE name = ? OR (name LIKE 'PROCESS%' AND name LIKE ?)"
-        modes = {
-            value.lower()
-            for (value,) in self.query(sql, (_MODE, f"%:{_MODE}"))
-            if isinstance(value, str) and value.lower() in ("graph", "node")
-        }
-        return modes.pop() if len(modes) == 1 else None
+    def settings(self, table: str, key: str) -> list[str]:
+        """The values under a key, or under ``PROCESS_n:key``; other rows of the table are not read."""
+        if not {"name", "value"} <= self.columns(table):
+            return []
+        sql = f'SELECT value FROM "{table}" WHERE name = ? OR (name LIKE \'PROCESS%\' AND name LIKE ?)'
+        return [value for (value,) in self.query(sql, (key, f"%:{key}")) if isinstance(value, str)]
