@@ -78,6 +78,10 @@ class DeviceLayers:
     abstained: Abstain | None
     in_turn: bool = False
     """Told apart by recurrence alone, with two forms in strict turn: layers, or halves of layers."""
+    steps: tuple[tuple[Kernel, ...], ...] = ()
+    """The kernels of every step used, in launch order."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Where each layer lies in such a step: half-open index ranges."""
 
 
 def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
@@ -186,6 +190,8 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         step_ns=median_ns(_span(step) for step in even),
         abstained=None,
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
+        steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
+        spans=split.spans,
     )
 
 

@@ -63,17 +63,17 @@ def check_trace(
     for name, value in (("layers", layers), ("tp", tp), ("rows", rows)):
         if value is not None and value < 1:
             raise TraceError(f"{name} must be 1 or more, not {value}")
-    return _report(read_trace(path), chosen, layers, gpu, tp, rows, plan)
+    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan)
 
 
 def inspect_trace(path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
     if layers is not None and layers < 1:
         raise TraceError(f"layers must be 1 or more, not {layers}")
-    return _report(read_trace(path), None, layers, None, None, None, plan)
+    return report_on(read_trace(path), None, layers, None, None, None, plan)
 
 
-def _report(
+def report_on(
     trace: Trace,
     budget: Budget | None,
     layers: int | None,
@@ -82,6 +82,7 @@ def _report(
     rows: int | None,
     plan: PlanLike | None,
 ) -> Report:
+    """The report on a trace that was read already; arguments and errors as for ``check_trace``."""
     families = read_plan(plan) if plan is not None else None
     if not trace.kernels:
         return _without_kernels(trace, budget)
