@@ -7,7 +7,6 @@ from pathlib import Path
 from ..errors import TraceError
 from ..model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
 from .nsys_source import Source, graph_mode, metadata
-from .nsys_source import Source, graph_mode, metadata
 from .nsys_tables import Tables
 from .stamps import BadStamp, check_interval
 
