@@ -190,8 +190,6 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         step_ns=median_ns(_span(step) for step in even),
         abstained=None,
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
-        steps=tuple(even),
-        spans=split.spans,
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
     )
