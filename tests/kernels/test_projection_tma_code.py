@@ -139,3 +139,13 @@ def test_shared_memory_ends_where_it_says(engine, arch, change):
     assert max(used) < tiles.barriers
     behind = up(tiles.ring_bytes + 8 * (tiles.barriers + 1), 16)
     assert behind + tiles.incoming_bytes == tiles.shared_bytes
+
+
+@pytest.mark.parametrize(("engine", "arch"), BUILDS, ids=[arch for _, arch in BUILDS])
+def test_a_single_row_is_copied_as_a_matrix(engine, arch):
+    """Its tensor map has two dimensions: a copy of one is an illegal instruction to it."""
+    _, tiles, text = built(engine, arch, 1)
+    names = full_mnemonics(text)
+    copies = {name for name in names if name.startswith("UTMALDG")}
+    assert copies == {"UTMALDG.2D"}
+    assert names["UTMALDG.2D"] >= 2 * tiles.stages * tiles.boxes

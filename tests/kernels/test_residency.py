@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from k3lab.kernels import Launch
 from k3lab.kernels.gpu_cards import GPU_CARDS, gpu_card
-from k3lab.kernels.residency import concerned, refusal, room_by_card, room_on_gpu
+from k3lab.kernels.residency import concerned, even_bytes, padded_bytes, refusal, room_by_card, room_on_gpu
 
 
 def launch(blocks: int, cluster: int = 1, *, waits: bool = False) -> Launch:
@@ -101,3 +101,81 @@ def test_a_driver_that_does_not_answer_is_no_yes(monkeypatch):
 
 def test_no_driver_is_asked_for_a_cluster_that_no_gpu_has():
     assert room_on_gpu(launch(34, 17), "function", SimpleNamespace()).blocks == 0
+
+
+PER_SM, PER_BLOCK, RESERVED, SMS = 233_472, 232_448, 1024, 132
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("static", [0, 2048])
+def test_padding_is_the_least_that_keeps_one_more_block_off(layers, static):
+    size = padded_bytes(layers, PER_SM, PER_BLOCK, RESERVED, static)
+    assert PER_SM // (size + static + RESERVED) == layers
+    assert PER_SM // (size - 1 + static + RESERVED) == layers + 1
+
+
+def test_padding_ends_at_what_a_block_may_have():
+    assert padded_bytes(0, PER_SM, PER_BLOCK, RESERVED, 100) == PER_BLOCK - 100
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A driver that counts blocks by shared memory and ``by_threads``; clusters of four lose the SMs that no four share."""
+    import cuda.bindings.driver as driver
+
+    ok, names = driver.CUresult.CUDA_SUCCESS, driver.CUdevice_attribute
+    facts = {
+        names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: PER_SM,
+        names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: PER_BLOCK,
+        names.CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK: RESERVED,
+        names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: SMS,
+    }
+    state = SimpleNamespace(by_threads=16)
+
+    def a_sm(size: int) -> int:
+        return min(PER_SM // (size + RESERVED), state.by_threads)
+
+    monkeypatch.setattr(driver, "cuCtxGetDevice", lambda: (ok, 0))
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda name, device: (ok, facts[name]))
+    monkeypatch.setattr(driver, "cuFuncGetAttribute", lambda name, function: (ok, 0))
+    monkeypatch.setattr(
+        driver, "cuOccupancyMaxActiveBlocksPerMultiprocessor", lambda function, threads, size: (ok, a_sm(size))
+    )
+    monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", lambda function, size: (ok, 30 * a_sm(size)))
+    return state
+
+
+@pytest.mark.parametrize(
+    ("blocks", "cluster", "needs", "layers"),
+    [
+        (131, 1, 80_000, 1),  # one an SM, and two would fit
+        (132, 1, 80_000, 1),
+        (133, 1, 70_000, 2),  # two on some, and three would fit
+        (264, 1, 70_000, 2),
+        (132, 1, 120_000, None),  # a second one never fits
+        (264, 1, 100_000, None),  # nor a third
+        (265, 1, 20_000, None),  # three an SM: left alone
+        (120, 4, 50_000, 1),  # 30 clusters
+        (128, 4, 50_000, 2),  # at one block an SM two clusters would have to wait
+        (240, 4, 50_000, 2),
+        (244, 4, 50_000, None),
+    ],
+)
+def test_blocks_of_one_or_two_an_sm_are_spread(driver, blocks, cluster, needs, layers):
+    one = dataclasses.replace(launch(blocks, cluster), shared_bytes=needs)
+    wanted = needs if layers is None else padded_bytes(layers, PER_SM, PER_BLOCK, RESERVED, 0)
+    assert even_bytes(one, None, lambda size: size) == wanted
+
+
+def test_what_other_limits_spread_is_left_alone(driver):
+    driver.by_threads = 1
+    one = dataclasses.replace(launch(100), shared_bytes=1000)
+    assert even_bytes(one, None, lambda size: size) == 1000
+
+
+def test_a_driver_that_does_not_say_how_much_there_is(driver, monkeypatch):
+    import cuda.bindings.driver as real
+
+    monkeypatch.setattr(real, "cuDeviceGetAttribute", lambda name, device: (real.CUresult.CUDA_ERROR_INVALID_VALUE, 0))
+    with pytest.raises(RuntimeError, match="how much shared memory there is"):
+        even_bytes(launch(8), None, lambda size: size)
