@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from ..errors import TraceError
 
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -96,5 +97,5 @@ class Tables:
         """The values under a key, or under ``PROCESS_n:key``; other rows of the table are not read."""
         if not {"name", "value"} <= self.columns(table):
             return []
-        sql = f'SELECT value FROM "{table}" WHERE name = ? OR (name LIKE \'PROCESS%\' AND name LIKE ?)'
+        sql = f"SELECT value FROM \"{table}\" WHERE name = ? OR (name LIKE 'PROCESS%' AND name LIKE ?)"
         return [value for (value,) in self.query(sql, (key, f"%:{key}")) if isinstance(value, str)]
