@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import trace_ranks
 from .output import Json, emit
+from .trace_words import lines, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,20 +19,6 @@ app = typer.Typer(help="Traces of decode steps: layers, times, budgets.", no_arg
 File = Annotated[Path, typer.Argument(help="torch.profiler JSON (.json, .json.gz) or Nsight Systems SQLite export.")]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")]
 Plan = Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")]
-
-_COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "not judged": "dim"}
-_MAX_LINES = 16
-
-
-def _us(ns: int | None) -> str:
-    return "-" if ns is None else f"{ns / 1000:.1f}"
-
-
-def _word(verdict: str, synthetic: bool) -> str:
-    """The verdict in its colour; a pass of a synthetic trace does not look like one of a real run."""
-    if synthetic and verdict == "pass":
-        return "[dim]pass (synthetic)[/]"
-    return f"[{_COLOURS[verdict]}]{verdict}[/]"
 
 
 def _classes(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
@@ -44,10 +32,10 @@ def _classes(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
         table.add_column("verdict")
     for row in data["classes"]:
         top = sorted(row["sequence"], key=lambda item: -item["increment_ns"])[:3]
-        parts = ", ".join(f"{item['family'] or _short(item['kernel'])} {_us(item['increment_ns'])}" for item in top)
+        parts = ", ".join(f"{item['family'] or _short(item['kernel'])} {us(item['increment_ns'])}" for item in top)
         cells = [row["class"], row["kind"] or "?", str(len(row["layers"])), str(row["kernels"]),
-                 _us(row["completion_period_ns"]), escape(parts)]  # fmt: skip
-        table.add_row(*cells, *([_word(row["verdict"], synthetic)] if judged else []))
+                 us(row["completion_period_ns"]), escape(parts)]  # fmt: skip
+        table.add_row(*cells, *([word(row["verdict"], synthetic)] if judged else []))
     return table
 
 
@@ -72,18 +60,9 @@ def _layers(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
         overlap = step["overlap_same_stream_ns"] + step["overlap_cross_stream_ns"]
         times = (row["completion_period_ns"], row["p10_ns"], row["p90_ns"], step["wall_ns"], step["busy_ns"],
                  step["sum_ns"], overlap, step["gap_ns"], step["start_period_ns"])  # fmt: skip
-        cells = [escape(row["name"]), row["class"], str(row["kernels"]), *map(_us, times)]
-        table.add_row(*cells, *([_word(row["verdict"], synthetic)] if judged else []))
+        cells = [escape(row["name"]), row["class"], str(row["kernels"]), *map(us, times)]
+        table.add_row(*cells, *([word(row["verdict"], synthetic)] if judged else []))
     return table
-
-
-def _lines(console: Console, title: str, lines: list[str]) -> None:
-    if lines:
-        console.print(f"[bold]{title}[/]")
-        for line in lines[:_MAX_LINES]:
-            console.print(f"  {line}", markup=False)
-        if len(lines) > _MAX_LINES:
-            console.print(f"  ... {len(lines) - _MAX_LINES} more (--json has all)", markup=False)
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -92,7 +71,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
     if judged:
         first = f": {data['reasons'][0]}" if data["reasons"] else ""
         console.print(
-            f"{_word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}", highlight=False, end=""
+            f"{word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}", highlight=False, end=""
         )
         console.print(first, markup=False)
     else:
@@ -108,9 +87,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
         if device["layers"]:
             console.print(_classes(device, judged, synthetic))
             console.print(_layers(device, judged, synthetic))
-        _lines(console, "Findings", [item["text"] for item in device["findings"]])
-    _lines(console, "Reasons", data["reasons"])
-    _lines(console, "Notes", data["notes"])
+        lines(console, "Findings", [item["text"] for item in device["findings"]])
+    lines(console, "Reasons", data["reasons"])
+    lines(console, "Notes", data["notes"])
 
 
 @app.command("check")
@@ -176,3 +155,7 @@ def synthesize_command(
     synthesize(out, layers=layers, steps=steps, faults=faults)
     data = {"trace": str(out), "synthetic": True, "layers": layers, "steps": steps, "slow_layers": slow, "slow_us": slow_us}
     emit(data, as_json, render_synthesized)
+
+
+for _module in (trace_ranks,):
+    _module.register(app)

@@ -1,0 +1,33 @@
+"""What the trace commands share in their tables: times, verdicts, lists of lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "not judged": "dim"}
+_MAX_LINES = 16
+
+
+def us(ns: int | None) -> str:
+    """Nanoseconds as microseconds with one decimal; a dash where there is no figure."""
+    return "-" if ns is None else f"{ns / 1000:.1f}"
+
+
+def word(verdict: str, synthetic: bool) -> str:
+    """The verdict in its colour; a pass of a synthetic trace does not look like one of a real run."""
+    if synthetic and verdict == "pass":
+        return "[dim]pass (synthetic)[/]"
+    return f"[{_COLOURS[verdict]}]{verdict}[/]"
+
+
+def lines(console: Console, title: str, texts: list[str]) -> None:
+    """A title and plain lines under it, the first of many; nothing where there are none."""
+    if texts:
+        console.print(f"[bold]{title}[/]")
+        for line in texts[:_MAX_LINES]:
+            console.print(f"  {line}", markup=False)
+        if len(texts) > _MAX_LINES:
+            console.print(f"  ... {len(texts) - _MAX_LINES} more (--json has all)", markup=False)
