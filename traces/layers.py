@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from .anchors import agree, cut_at_anchors, our_anchors
 from .families import layer_kind
 from .names import base_name
 from .recurrence import Abstain, find_layers, likeness
@@ -13,6 +14,7 @@ from .steps import Step
 
 NODE_MARKS = "NVTX ranges at graph capture"
 LAUNCH_MARKS = "NVTX or user ranges around the launches"
+ANCHORS = "our attention projections, and what recurs before them"
 RECURRENCE = "recurring kernel sequence"
 
 
@@ -32,19 +34,28 @@ class StepLayers:
 
 
 def split_step(step: Step, layers: int | None = None) -> StepLayers | Abstain:
-    """Layers of one step by marks if there are any that hold together, else by recurrence."""
+    """Layers of one step by marks if there are any that hold together, else by our projections, else by recurrence."""
     marked = _by_marks(step)
     if marked is not None and (layers is None or len(marked.spans) == layers):
         return marked
     tokens = [_token(item.kernel.name, item.kernel.grid, item.kernel.block) for item in step.kernels]
+    anchors = our_anchors(step.names)
+    if (cut := cut_at_anchors(tokens, anchors, layers)) is not None:
+        return _numbered(cut, ANCHORS)
     found = find_layers(tokens, layers)
     if isinstance(found, Abstain):
         if marked is not None:
             return Abstain(f"the marks name {len(marked.spans)} layers and {found.reason}", found.candidates)
         return found
     spans = _begin_alike([base_name(item.kernel.name) for item in step.kernels], found.layers)
+    if not agree(spans, anchors):
+        return Abstain("our attention projections, one a layer, do not fit what recurs", ((len(spans), found.kernels),))
+    return _numbered(spans, RECURRENCE)
+
+
+def _numbered(spans: tuple[tuple[int, int], ...], method: str) -> StepLayers:
     numbers = tuple(range(len(spans)))
-    return StepLayers(spans, numbers, tuple(f"layer {number}" for number in numbers), RECURRENCE)
+    return StepLayers(spans, numbers, tuple(f"layer {number}" for number in numbers), method)
 
 
 def _token(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Hashable:
