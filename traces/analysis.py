@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from .families import layer_kind
 from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
@@ -28,12 +29,12 @@ class Layer:
     kernels: tuple[str, ...]
     times: tuple[LayerTimes, ...]
 
-    @property
+    @cached_property
     def period(self) -> int:
         """Median completion period, ns."""
         return median_ns(item.completion_period for item in self.times)
 
-    @property
+    @cached_property
     def typical(self) -> LayerTimes:
         """The step whose completion period is nearest to the median: numbers that belong together."""
         return min(self.times, key=lambda item: (abs(item.completion_period - self.period), item.wall, item.total))
@@ -208,19 +209,14 @@ def _in_turn(sequences: Sequence[tuple[str, ...]]) -> bool:
 
 def _same_layers(split: StepLayers, step: Step, first: Step, layers: int | None) -> bool:
     """Whether a step splits like the first one, which it does when its launches and marks are the same."""
-    if [_seen(item) for item in step.kernels] == [_seen(item) for item in first.kernels]:
+    if step.launched_like(first):
         return True
     other = split_step(step, layers)
     return isinstance(other, StepLayers) and other.spans == split.spans
 
 
-def _seen(item: Marked) -> tuple[object, ...]:
-    kernel = item.kernel
-    return (kernel.name, kernel.grid, kernel.block, item.layer.number if item.layer else None, item.replay is None)
-
-
 def _span(step: Step) -> int:
-    return max(item.kernel.end for item in step.kernels) - min(item.kernel.start for item in step.kernels)
+    return step.end - step.begin
 
 
 def _nothing(

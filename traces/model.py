@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
@@ -140,7 +141,7 @@ class Trace:
             return None
         return self.apis.get((kernel.process, kernel.correlation))
 
-    @property
+    @cached_property
     def resolution_ns(self) -> int:
         """The step in which the file counts time: greatest common divisor of all kernel times, at most 1000."""
         if not self.kernels:

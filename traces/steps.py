@@ -6,21 +6,22 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import NamedTuple
 
 from .marks import enclosing, layer_number, step_mark, step_of
-from .model import HostRange, Kernel, Thread, Trace
+from .model import ApiCall, HostRange, Kernel, Thread, Trace
 
 
-@dataclass(frozen=True)
-class LayerMark:
+class LayerMark(NamedTuple):
     """The layer a kernel was captured or launched in: number and name of the range."""
 
     number: int
     name: str
 
 
-@dataclass(frozen=True)
-class Marked:
+class Marked(NamedTuple):
     """A kernel with what the host side says about it. ``replay`` is the correlation of its graph launch."""
 
     kernel: Kernel
@@ -40,10 +41,33 @@ class Step:
     requests: int | None = None
     rows: int | None = None
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Kernel names in launch order."""
-        return tuple(item.kernel.name for item in self.kernels)
+        return tuple([item.kernel.name for item in self.kernels])
+
+    @property
+    def begin(self) -> int:
+        """Earliest start of a kernel, ns."""
+        return min([item.kernel.start for item in self.kernels])
+
+    @property
+    def end(self) -> int:
+        """Latest end of a kernel, ns."""
+        return max([item.kernel.end for item in self.kernels])
+
+    def launched_like(self, other: Step) -> bool:
+        """Whether the other step has the same launches under the same layer marks."""
+
+        def seen(step: Step) -> tuple[list[object], ...]:
+            return (
+                [item.kernel.grid for item in step.kernels],
+                [item.kernel.block for item in step.kernels],
+                [item.layer and item.layer.number for item in step.kernels],
+                [item.replay is None for item in step.kernels],
+            )
+
+        return self.names == other.names and seen(self) == seen(other)
 
 
 @dataclass(frozen=True)
@@ -63,45 +87,62 @@ GRAPHS, MARKED_GRAPHS, MARKS, LAYERS, NONE = (
 )  # fmt: skip
 
 
+_NOWHERE: tuple[Thread, int] = ((-1, -1), 0)
+
+
 def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
-    """Attach to each kernel its launch, step mark and layer mark."""
-    shared = Counter((kernel.process, kernel.correlation) for kernel in kernels if kernel.correlation is not None)
-    calls = [trace.api(kernel) for kernel in kernels]
-    replays: list[int | None] = []
-    step_at: list[tuple[Thread, int]] = []
-    layer_at: list[tuple[Thread, int]] = []
-    nowhere = ((-1, -1), 0)
-    for kernel, call in zip(kernels, calls, strict=True):
-        group = shared[kernel.process, kernel.correlation] if kernel.correlation is not None else 0
-        replayed = (call is not None and call.is_graph_launch) or (call is None and group > 1)
-        replays.append(kernel.correlation if replayed else None)
-        launch = (call.thread, call.start) if call is not None else nowhere
-        step_at.append(launch)
-        origin = trace.node_origins.get((kernel.process, kernel.node)) if kernel.node is not None else None
-        # a replayed kernel's launch lies outside every layer range; what counts is where its node was captured
-        layer_at.append((origin.thread, origin.created) if origin else nowhere if replayed else launch)
-    step_ranges = enclosing(trace.ranges, step_at, lambda item: step_mark(item.name) is not None)
-    layer_ranges = enclosing(trace.ranges, layer_at, lambda item: layer_number(item.name) is not None)
-    found = []
-    for index, kernel in enumerate(kernels):
-        layers = layer_ranges[index]
-        layer = None
-        if layers:
-            number = layer_number(layers[-1].name)
-            outer = next(item for item in layers if layer_number(item.name) == number)
-            layer = LayerMark(number if number is not None else 0, outer.name)
-        origin = trace.node_origins.get((kernel.process, kernel.node)) if kernel.node is not None else None
-        call = calls[index]
-        found.append(
-            Marked(
-                kernel,
-                launched=call.start if call is not None else None,
-                replay=replays[index],
-                created=origin.created if origin else kernel.node,
-                step=step_of(step_ranges[index]),
-                layer=layer,
-            )
+    """Attach to each kernel of one process its launch, step mark and layer mark.
+
+    What a launch or a graph node says is found once for all its kernels: a replay has thousands.
+    """
+    owned = Counter(map(attrgetter("correlation"), kernels))
+    owned.pop(None, None)
+    process = kernels[0].process if kernels else 0
+    calls = {number: trace.apis.get((process, number)) for number in owned}
+    replayed = {number for number, call in calls.items() if _is_replay(call, owned[number])}
+    numbers = list(calls)
+    launch_at = [(call.thread, call.start) if call is not None else _NOWHERE for call in calls.values()]
+    marks = enclosing(trace.ranges, launch_at, lambda item: step_mark(item.name) is not None)
+    steps = {number: step_of(found) for number, found in zip(numbers, marks, strict=True)}
+    # a replayed kernel's launch lies outside every layer range; what counts is where its node was captured
+    launch_layers = dict(zip(numbers, _layer_marks(trace, launch_at), strict=True))
+    nodes = [(node, origin) for (owner, node), origin in trace.node_origins.items() if owner == process]
+    node_layers = _layer_marks(trace, [(origin.thread, origin.created) for _, origin in nodes])
+    captured = {node: (origin.created, layer) for (node, origin), layer in zip(nodes, node_layers, strict=True)}
+    launches = {
+        number: (
+            call.start if call is not None else None,
+            number if number in replayed else None,
+            steps[number],
+            None if number in replayed else launch_layers[number],
         )
+        for number, call in calls.items()
+    }
+    unlaunched = (None, None, None, None)
+    found = []
+    for kernel in kernels:
+        launched, replay, step, layer = launches.get(kernel.correlation, unlaunched)
+        created = kernel.node
+        if created in captured:
+            created, layer = captured[created]
+        found.append(Marked(kernel, launched, replay, created, step, layer))
+    return found
+
+
+def _is_replay(call: ApiCall | None, kernels: int) -> bool:
+    return call.is_graph_launch if call is not None else kernels > 1
+
+
+def _layer_marks(trace: Trace, places: Sequence[tuple[Thread, int]]) -> list[LayerMark | None]:
+    """The innermost layer range around each place; its name is that of the outermost of the same number."""
+    found: list[LayerMark | None] = []
+    for layers in enclosing(trace.ranges, places, lambda item: layer_number(item.name) is not None):
+        number = layer_number(layers[-1].name) if layers else None
+        if number is None:
+            found.append(None)
+            continue
+        outer = next(item for item in layers if layer_number(item.name) == number)
+        found.append(LayerMark(number, outer.name))
     return found
 
 
@@ -111,11 +152,11 @@ def _nodes_follow_streams(groups: Sequence[Sequence[Marked]]) -> bool:
         keys = [item.created for item in group]
         if None in keys or len(set(keys)) != len(keys):
             return False
-        latest: dict[int, int] = {}
-        for item in sorted(group, key=lambda item: item.created or 0):
-            if item.kernel.start < latest.get(item.kernel.stream, item.kernel.start):
-                return False
-            latest[item.kernel.stream] = item.kernel.start
+        starts: dict[int, list[int]] = defaultdict(list)
+        for item in sorted(group, key=attrgetter("created")):
+            starts[item.kernel.stream].append(item.kernel.start)
+        if any(ordered != sorted(ordered) for ordered in starts.values()):
+            return False
     return True
 
 
@@ -123,11 +164,11 @@ def _in_launch_order(items: Sequence[Marked], by_node: bool) -> tuple[Marked, ..
     """Host launch order, then node order inside a replay, then device start."""
     launched = all(item.launched is not None for item in items)
 
-    def key(item: Marked) -> tuple:
+    def key(item: Marked) -> tuple[int, int, int]:
         node = item.created if by_node and item.replay is not None and item.created is not None else 0
-        return (item.launched if launched else 0, node, item.kernel.order)
+        return (item.launched if launched and item.launched is not None else 0, node, item.kernel.start)
 
-    return tuple(sorted(items, key=key))
+    return tuple(sorted(items, key=key))  # what is equal stays in the order of the capture, which is total
 
 
 def _period(signatures: Sequence[tuple[str, ...]]) -> int:
@@ -148,61 +189,71 @@ def _between(items: Sequence[Marked], group: Sequence[Marked]) -> list[Marked]:
     return [item for item in items if item.launched is not None and min(times) <= item.launched <= max(times)]
 
 
-def _one_step_each(launches: list[list[Marked]], by_node: bool) -> list[list[list[Marked]]]:
+def _one_step_each(launches: list[Step]) -> list[list[Step]]:
     """Launches under one mark: one step, unless they replay the same graph again and again."""
-    names = {_step(_in_launch_order(launch, by_node)).names for launch in launches}
-    return [[launch] for launch in launches] if len(names) == 1 else [launches]
+    return [[launch] for launch in launches] if len({launch.names for launch in launches}) == 1 else [launches]
 
 
-def _whole_step(items: Sequence[Marked], run: Sequence[Sequence[Marked]], source: str) -> list[Marked]:
-    """The kernels of a step made of these graph launches, with the eager ones that belong to it."""
-    group = [item for launch in run for item in launch]
-    if source == MARKED_GRAPHS:
-        under = [item for item in items if item.step == group[0].step]
-        eager = sum(item.replay is None for item in under)
-        if eager > len(under) - eager:
-            return under  # mostly eager, with a small graph somewhere
-    return group if len(run) == 1 else _between(items, group)
+def _mostly_eager(items: Sequence[Marked]) -> bool:
+    """Whether more kernels are launched one by one than by graphs: a small graph somewhere in an eager step."""
+    return sum([item.replay is None for item in items]) > len(items) / 2
 
 
 def find_steps(items: Sequence[Marked]) -> Steps:
-    """Cut the kernels of one device into steps, in time order."""
+    """Cut the kernels of one device, given by start, into steps in time order."""
     replays: dict[int, list[Marked]] = defaultdict(list)
+    under: dict[HostRange, list[Marked]] = defaultdict(list)
     for item in items:
         if item.replay is not None:
             replays[item.replay].append(item)
-    groups: list[list[Marked]] = []
+        if item.step is not None:
+            under[item.step].append(item)
     if replays:
-        launches = sorted(replays.values(), key=lambda group: min(item.kernel.order for item in group))
-        by_node = _nodes_follow_streams(launches)
-        source = GRAPHS
-        by_mark: dict[HostRange, list[list[Marked]]] = {}
-        for launch in launches:
-            if launch[0].step is not None:
-                by_mark.setdefault(launch[0].step, []).append(launch)
-        if len(by_mark) > 0 and sum(map(len, by_mark.values())) == len(launches):
-            source = MARKED_GRAPHS
-            runs = [run for marked in by_mark.values() for run in _one_step_each(marked, by_node)]
-        else:
-            width = _period([_step(_in_launch_order(launch, by_node)).names for launch in launches])
-            runs = [launches[index : index + width] for index in range(0, len(launches), width)]
-        for run in runs:
-            groups.append(_whole_step(items, run, source))
+        steps, source = _replayed_steps(items, list(replays.values()), under)
     else:
-        by_node = False
-        marks: dict[HostRange, list[Marked]] = defaultdict(list)
-        for item in items:
-            if item.step is not None:
-                marks[item.step].append(item)
-        groups, source = list(marks.values()), MARKS
+        groups, source = list(under.values()), MARKS
         if not groups:
             groups, source = _layer_passes(_in_launch_order(items, False)), LAYERS
         if not groups and items:
             groups, source = [list(items)], NONE
-    steps = [_step(_in_launch_order(group, by_node)) for group in groups if group]
-    steps.sort(key=lambda step: min(item.kernel.order for item in step.kernels))
-    inside = sum(len(step.kernels) for step in steps)
-    return Steps(tuple(steps), source, len(items) - inside)
+        steps = [_step(_in_launch_order(group, False)) for group in groups]
+    steps.sort(key=lambda step: step.begin)
+    return Steps(tuple(steps), source, len(items) - len(_inside(steps)))
+
+
+def _inside(steps: Sequence[Step]) -> set[int]:
+    """The identities of the kernels in these steps; one between two launches may be in two."""
+    return {id(item.kernel) for step in steps for item in step.kernels}
+
+
+def _replayed_steps(
+    items: Sequence[Marked], groups: list[list[Marked]], under: dict[HostRange, list[Marked]]
+) -> tuple[list[Step], str]:
+    """Steps from the kernels of each graph launch (by start), and how they were found."""
+    by_node = _nodes_follow_streams(groups)
+    launches = [_step(_in_launch_order(group, by_node)) for group in groups]
+    by_mark: dict[HostRange, list[Step]] = {}
+    for launch in launches:
+        if launch.kernels[0].step is not None:
+            by_mark.setdefault(launch.kernels[0].step, []).append(launch)
+    if sum(map(len, by_mark.values())) == len(launches):
+        steps: list[Step] = []
+        for found, marked in by_mark.items():
+            if _mostly_eager(under[found]):
+                steps.append(_step(_in_launch_order(under[found], by_node)))
+            else:
+                steps.extend(_together(items, run, by_node) for run in _one_step_each(marked))
+        return steps, MARKED_GRAPHS
+    width = _period([launch.names for launch in launches])
+    parts = [launches[index : index + width] for index in range(0, len(launches), width)]
+    return [_together(items, run, by_node) for run in parts], GRAPHS
+
+
+def _together(items: Sequence[Marked], run: Sequence[Step], by_node: bool) -> Step:
+    """The step made of these graph launches, with the eager kernels launched between them."""
+    if len(run) == 1:
+        return run[0]
+    return _step(_in_launch_order(_between(items, [item for launch in run for item in launch.kernels]), by_node))
 
 
 def _layer_passes(items: Sequence[Marked]) -> list[list[Marked]]:
@@ -243,11 +294,10 @@ def merged(steps: Steps, items: Sequence[Marked]) -> Steps:
 
 def strays(steps: Sequence[Step], items: Sequence[Marked], every: Sequence[Step]) -> int:
     """Kernels in none of ``every`` step that run while one of ``steps`` does, launched from elsewhere."""
-    inside = {id(item.kernel) for step in every for item in step.kernels}
-    windows = [
-        (min(item.kernel.start for item in step.kernels), max(item.kernel.end for item in step.kernels))
-        for step in steps
-    ]
+    inside = _inside(every)
+    if len(inside) == len(items):
+        return 0
+    windows = [(step.begin, step.end) for step in steps]
     starts = [start for start, _ in windows]  # steps come in time order
     count = 0
     for item in items:

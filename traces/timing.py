@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from .model import Kernel
 
 
-@dataclass(frozen=True)
-class KernelShare:
+class KernelShare(NamedTuple):
     """One kernel's part of the completion period: what it adds to the latest end, and the idle time before it."""
 
     increment: int
@@ -75,39 +76,52 @@ def layer_times(kernels: Sequence[Kernel], layers: Sequence[tuple[int, int]]) ->
         kernels: the step's kernels in launch order.
         layers: half-open index ranges into ``kernels``, in order and not empty.
     """
-    reached: list[int] = []  # latest end of any kernel up to this one
-    for kernel in kernels:
-        reached.append(max(kernel.end, reached[-1]) if reached else kernel.end)
+    starts, ends = [kernel.start for kernel in kernels], [kernel.end for kernel in kernels]
+    streams = [kernel.stream for kernel in kernels]
+    reached = list(accumulate(ends, max))  # latest end of any kernel up to this one
     found = []
-    for start, end in layers:
-        own = kernels[start:end]
-        first = min(kernel.start for kernel in own)
-        baseline = reached[start - 1] if start else first
-        shares, latest = [], baseline
-        for kernel in own:
-            bubble = max(0, kernel.start - latest)
-            increment = max(0, kernel.end - latest - bubble)
-            shares.append(KernelShare(increment, bubble))
-            latest = max(latest, kernel.end)
-        total = sum(kernel.duration for kernel in own)
-        busy = union_length((kernel.start, kernel.end) for kernel in own)
-        streams: dict[int, list[Kernel]] = {}
-        for kernel in own:
-            streams.setdefault(kernel.stream, []).append(kernel)
-        by_stream = sum(union_length((k.start, k.end) for k in group) for group in streams.values())
+    for begin, stop in layers:
+        spans = list(zip(starts[begin:stop], ends[begin:stop], strict=True))
+        first, last = min(starts[begin:stop]), max(ends[begin:stop])
+        baseline = reached[begin - 1] if begin else first
+        total = sum(ends[begin:stop]) - sum(starts[begin:stop])
+        busy = union_length(spans)
+        by_stream = _union_by_stream(streams[begin:stop], spans, busy)
         found.append(
             LayerTimes(
-                completion_period=latest - baseline,
-                start_period=kernels[end].start - kernels[start].start if end < len(kernels) else None,
-                wall=max(kernel.end for kernel in own) - first,
+                completion_period=max(last, baseline) - baseline,
+                start_period=starts[stop] - starts[begin] if stop < len(kernels) else None,
+                wall=last - first,
                 busy=busy,
                 total=total,
                 overlap_same_stream=total - by_stream,
                 overlap_cross_stream=by_stream - busy,
-                shares=tuple(shares),
+                shares=_shares(spans, baseline),
             )
         )
     return found
+
+
+def _union_by_stream(streams: Sequence[int], spans: Sequence[tuple[int, int]], busy: int) -> int:
+    """The sum over streams of the union of their spans; ``busy`` is the union of all."""
+    if streams.count(streams[0]) == len(streams):
+        return busy
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for stream, span in zip(streams, spans, strict=True):
+        groups.setdefault(stream, []).append(span)
+    return sum(map(union_length, groups.values()))
+
+
+def _shares(spans: Sequence[tuple[int, int]], latest: int) -> tuple[KernelShare, ...]:
+    """The share of each kernel, in launch order, after work that ended at ``latest``."""
+    found = []
+    for start, end in spans:
+        bubble = start - latest if start > latest else 0
+        increment = end - latest - bubble if end > latest else 0
+        found.append((increment, bubble))
+        if end > latest:
+            latest = end
+    return tuple(map(KernelShare._make, found))
 
 
 def median_ns(values: Iterable[int]) -> int:
