@@ -129,7 +129,7 @@ def _judge_device(
 ) -> tuple[DeviceReport, list[str]]:
     if budget is None:
         reasons = [f"no layers found: {device.abstained.reason}"] if device.abstained else []
-        return DeviceReport(device, (), (), tuple(explain(device, (), plan)), NOT_JUDGED), reasons
+        return DeviceReport(device, (), (), tuple(explain(trace, device, plan=plan)), NOT_JUDGED), reasons
     doubts = find_doubts(trace, device, budget, gpu, tp, rows)
     groups = {index: group for group in device.classes for index in group.members}
     layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
@@ -159,7 +159,8 @@ def _judge_device(
         kinds = ", ".join(sorted(budget.layers))
         if not doubts.everything:
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
-    return DeviceReport(device, layers, classes, tuple(explain(device, failed, plan)), verdict), reasons
+    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget))
+    return DeviceReport(device, layers, classes, findings, verdict), reasons
 
 
 def _inconclusive(

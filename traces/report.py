@@ -114,7 +114,7 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
             for index, layer in enumerate(device.layers)
         ],
         "findings": [
-            {"kind": item.kind, "layer": item.layer, "cost_ns": item.cost_ns, "text": item.text}
+            {"kind": item.kind, "layer": item.layer, "cost_ns": item.cost_ns, "cause": item.cause, "text": item.text}
             for item in report.findings
         ],
     }  # fmt: skip

@@ -61,8 +61,9 @@ def test_a_bubble_is_named_and_charged_to_the_layer_behind_it(tmp_path):
     path = synthesize(tmp_path / "t.json", faults=Faults(bubble=((6, 15_000),)))
     report = check_trace(path, "gb300-tp16")
     assert [reason.split(":")[0] for reason in report.reasons] == ["layer 6"]
-    (text,) = texts(report, "bubble")
+    (text,) = texts(report, "gap")
     assert "before kernel 0 k3_attention_projection_synthetic_main" in text
+    assert text.endswith("(after layer 5), 0.0 us in its peers: unexplained")
 
 
 def test_a_fourteenth_kernel_fails_the_count_on_any_gpu(tmp_path):
@@ -72,7 +73,8 @@ def test_a_fourteenth_kernel_fails_the_count_on_any_gpu(tmp_path):
         assert report.verdict == "fail"
         assert report.reasons[0] == "layer 2: 14 kernels, budget 13"
         assert texts(report, "extra") == [
-            "layer 2: extra kernels against its class: k3_router_synthetic_split_k_reduce"
+            "layer 2: extra kernels against its class: k3_router_synthetic_split_k_reduce "
+            "(the GEMM before it is split along K and needs this sum), 1.5 us"
         ]
 
 
@@ -80,7 +82,9 @@ def test_a_twelve_kernel_layer_keeps_the_count_and_is_told(tmp_path):
     path = synthesize(tmp_path / "t.json", faults=Faults(missing=(4,)))
     report = check_trace(path, "gb300-tp16")
     assert report.verdict == "pass"
-    assert texts(report, "missing") == ["layer 4: kernels of its class missing: k3_router_synthetic_route"]
+    assert texts(report, "missing") == [
+        "layer 4: kernels of its class missing: k3_router_synthetic_route, there 2.5 us"
+    ]
 
 
 def test_all_layers_slow_fails_the_class_and_names_the_largest_parts(tmp_path):

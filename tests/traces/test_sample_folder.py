@@ -106,4 +106,4 @@ if (SLOW_LAYER := "torch_sglang_qwen3_8b_decode_amd.json.gz") in EXPECTED:
     def test_the_slow_layer_and_the_gap_are_named():
         lines = [item.text for item in inspect_trace(FOLDER / SLOW_LAYER).devices[0].findings]
         assert any(line.startswith("layer 7: kernel 1 ") and "adds 148.8 us" in line for line in lines)
-        assert any(line.startswith("layer 2: a bubble of 273.7 us before kernel 0") for line in lines)
+        assert any(line.startswith("layer 2: a gap of 273.7 us before kernel 0") for line in lines)

@@ -1,0 +1,94 @@
+"""Which kernel of a layer stands where in its class, and what the kernels of a class usually add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from ..analysis import DeviceLayers, Layer
+from ..layers import LayerClass
+from ..timing import median_ns
+from .finding import NOTABLE_NS
+
+_MOST_STEPS = 20
+_SHARE = 0.02
+
+
+class Parts(NamedTuple):
+    """What a kernel adds and the idle time before it, ns, one entry a step."""
+
+    increments: list[int]
+    bubbles: list[int]
+
+
+def aligned(layer: Layer, modal: Sequence[str]) -> dict[int, int]:
+    """Position in the layer to position in the modal sequence of its class."""
+    if layer.kernels == modal:
+        return {index: index for index in range(len(modal))}
+    blocks = SequenceMatcher(None, layer.kernels, modal, autojunk=False).get_matching_blocks()
+    return {block.a + step: block.b + step for block in blocks for step in range(block.size)}
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A class with its layers (by position) aligned to its modal sequence.
+
+    ``places``: position in the layer to position in the sequence. ``parts``: by the latter, what the kernel there adds.
+    """
+
+    group: LayerClass
+    places: Mapping[int, Mapping[int, int]]
+    parts: Mapping[int, Mapping[int, Parts]]
+
+
+def align(group: LayerClass, device: DeviceLayers) -> Aligned:
+    """Align all layers of a class."""
+    places = {index: aligned(device.layers[index], group.sequence) for index in group.members}
+    parts = {
+        index: {
+            modal: Parts(
+                [times.shares[own].increment for times in device.layers[index].times],
+                [times.shares[own].bubble for times in device.layers[index].times],
+            )
+            for own, modal in places[index].items()
+        }
+        for index in group.members
+    }
+    return Aligned(group, places, parts)
+
+
+def columns_of(one: Aligned, device: DeviceLayers) -> list[dict[int, int]]:
+    """By modal position: layer position to the index of its kernel there in a step."""
+    columns: list[dict[int, int]] = [{} for _ in one.group.sequence]
+    for index, places in one.places.items():
+        for own, modal in places.items():
+            columns[modal][index] = device.spans[index][0] + own
+    return columns
+
+
+def usual_increments(found: Aligned) -> list[int]:
+    """Median increment at every modal position over all layers and steps, ns."""
+    return [
+        median_ns(value for one in found.parts.values() if position in one for value in one[position].increments)
+        for position in range(len(found.group.sequence))
+    ]
+
+
+def median_increments(group: LayerClass, device: DeviceLayers) -> list[int]:
+    """Median increment of every kernel of a class's modal sequence over its layers and steps, ns."""
+    return usual_increments(align(group, device))
+
+
+def notable(layer: Layer) -> int:
+    """From how much on a difference to its peers is told of a layer: a microsecond, and two percent of it; ns."""
+    return max(NOTABLE_NS, round(_SHARE * layer.period))
+
+
+def examined(device: DeviceLayers) -> list[int]:
+    """The steps in which single gaps and overlaps are looked at: all, or 20 spread evenly over them."""
+    count = len(device.steps)
+    if count <= _MOST_STEPS:
+        return list(range(count))
+    return [index * (count - 1) // (_MOST_STEPS - 1) for index in range(_MOST_STEPS)]

@@ -1,0 +1,157 @@
+"""Why the device idled between two kernels, by what the trace records in that time; unexplained where nothing does."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ..analysis import DeviceLayers
+from ..model import ApiCall, Kernel, Trace
+from ..names import short_name
+from ..verdict import microseconds
+from .finding import is_collective
+
+OVERHEAD, COPY, OTHER, SYNC, HOST, LAUNCHING, GRAPH_START, COLLECTIVE, UNEXPLAINED = (
+    "overhead", "copy", "other kernels", "sync", "host-bound", "launching", "graph start", "collective", "unexplained"
+)  # fmt: skip
+_MOST = 0.5
+_COPY_SHARE = 0.1  # a copy of 2 us does not make a gap of 200 us
+_LATENCY_NS = 10_000  # from a launch call to its kernel, on an idle device, at most
+
+
+class Cause(NamedTuple):
+    """A word of this module, and a sentence that says what in the trace shows it."""
+
+    word: str
+    text: str
+
+
+class Intervals:
+    """Intervals that may overlap, sorted by start, asked for those that touch a window."""
+
+    def __init__(self, items: Iterable[tuple[int, int, str]]) -> None:
+        self.items = sorted(items)
+        self.starts = [item[0] for item in self.items]
+        self.reached: list[int] = []  # latest end so far: where to stop looking back
+        for _, end, _ in self.items:
+            self.reached.append(max(end, self.reached[-1]) if self.reached else end)
+
+    def touching(self, start: int, end: int) -> list[tuple[int, int, str]]:
+        """Those that share time with the window, by start."""
+        found = []
+        index = bisect_left(self.starts, end) - 1
+        while index >= 0 and self.reached[index] > start:
+            if self.items[index][1] > start:
+                found.append(self.items[index])
+            index -= 1
+        return found[::-1]
+
+    def ending_in(self, start: int, end: int) -> list[tuple[int, int, str]]:
+        """Those that began by ``start`` and ended after it, by ``end``."""
+        return [item for item in self.touching(start, start + 1) if item[1] <= end]
+
+
+def covered(items: Sequence[tuple[int, int, str]], start: int, end: int) -> int:
+    """How much of a window the intervals, sorted by start, cover; ns."""
+    total, reached = 0, start
+    for begin, until, _ in items:
+        low, high = max(begin, reached), min(until, end)
+        if high > low:
+            total += high - low
+            reached = high
+    return total
+
+
+class Causes:
+    """Finds the cause of gaps on one device of a trace."""
+
+    def __init__(self, trace: Trace, device: DeviceLayers) -> None:
+        self.trace = trace
+        own = [item for item in trace.copy_times if item.process in (0, device.process)]
+        self.copies = Intervals(
+            (item.start, item.end, item.kind) for item in own if item.kind != "sync" and item.device == device.device
+        )
+        waits = [(item.start, item.end, "a wait for the device") for item in own if item.kind == "sync"]
+        waits += [
+            (call.start, call.end, call.name)
+            for (process, _), call in trace.apis.items()
+            if "Synchronize" in call.name and process in (0, device.process)
+        ]
+        self.waits = Intervals(waits)
+        self.overheads = Intervals((start, end, "") for start, end in trace.overheads)
+        self.kernels = Intervals(
+            (kernel.start, kernel.end, kernel.name)
+            for kernel in trace.kernels
+            if kernel.device == device.device and kernel.process == device.process
+        )
+
+    def find(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:
+        """Why nothing of the step ran from ``start`` to ``end``.
+
+        Args:
+            before: the kernel that ended at ``start``.
+            kernel: the one that began at ``end``.
+            start: ns on the clock of the file.
+            end: likewise, later.
+        """
+        length = end - start
+        copies = self.copies.touching(start, end)
+        copied = covered(copies, start, end)
+        flushed = covered(self.overheads.touching(start, end), start, end)
+        if flushed > _MOST * length and flushed > copied:
+            return Cause(
+                OVERHEAD, f"overhead (the profiler's, or a kernel being loaded) for {microseconds(flushed)} of it"
+            )
+        if copied > _COPY_SHARE * length:
+            listed = ", ".join(sorted({kind for _, _, kind in copies}))
+            return Cause(COPY, f"{len(copies)} copies or fills ({listed}) take {microseconds(copied)} of it")
+        others = self.kernels.touching(start, end)
+        run = covered(others, start, end)
+        if run > _MOST * length:
+            return Cause(
+                OTHER, f"{short_name(others[0][2])}, launched later or elsewhere, ran for {microseconds(run)} of it"
+            )
+        return self._by_launch(before, kernel, start, end)
+
+    def _by_launch(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:
+        call = self.trace.api(kernel)
+        same = kernel.correlation is not None and kernel.correlation == before.correlation
+        waits = [] if same else self.waits.touching(start, end)
+        if call is None:
+            if covered(waits, start, end) > _MOST * (end - start):
+                return Cause(SYNC, f"the host was in {waits[0][2]}")
+            why = "" if same else " (the launch call is not in the file)"
+            return self._beside_collective(before, kernel) or Cause(UNEXPLAINED, f"unexplained{why}")
+        if not same and call.start > start:
+            return self._late(call, start, end)
+        length = end - start
+        launching = min(call.end, end) - start
+        if launching > _MOST * length:
+            return Cause(
+                LAUNCHING, f"{_called(call)}, which launches it, was still at work for {microseconds(launching)} of it"
+            )
+        if not same and call.is_graph_launch:
+            made = microseconds(start - call.start)
+            return Cause(GRAPH_START, f"another graph begins here, launched {made} before the gap")
+        return self._beside_collective(before, kernel) or Cause(UNEXPLAINED, "unexplained")
+
+    def _late(self, call: ApiCall, start: int, end: int) -> Cause:
+        """The launch began in the gap: the host's doing, as far as it and the latency of a launch reach."""
+        late = microseconds(call.start - start)
+        if ended := self.waits.ending_in(start, call.start):
+            return Cause(SYNC, f"the host was in {ended[-1][2]}, and launched {late} after the kernel before had ended")
+        if max(call.start, min(call.end, end)) + _LATENCY_NS - start < _MOST * (end - start):
+            return Cause(UNEXPLAINED, f"unexplained: {_called(call)} started {late} after the kernel before had ended, "
+                         "and the kernel long after that")  # fmt: skip
+        return Cause(HOST, f"host-bound: {_called(call)} started {late} after the kernel before had ended")
+
+    def _beside_collective(self, before: Kernel, kernel: Kernel) -> Cause | None:
+        for place, name in (("behind", before.name), ("before", kernel.name)):
+            if is_collective(name):
+                return Cause(COLLECTIVE, f"{place} the collective {short_name(name)}: ranks may be apart, compare them")
+        return None
+
+
+def _called(call: ApiCall) -> str:
+    return call.name.split("_v")[0]

@@ -1,0 +1,51 @@
+"""What an explanation is, and the words that name a kernel in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..families import Plan, family_of
+from ..names import short_name
+
+NOTABLE_NS = 1000
+"""Differences and gaps up to a microsecond are not told."""
+
+_COLLECTIVE = re.compile(
+    r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|one_?shot|two_?shot"
+    r"|multimem|lamport|allreduce_fusion",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation.
+
+    ``kind``: kernel, share, gap, idle, between, graphs, extra, missing, fallback, overlap, side, ahead, pdl, parts,
+    profiler, abstained. ``layer``: its number, or None. ``cost_ns``: what it costs a step; None where nothing
+    measures that, which is not the same as 0. ``cause``: the plain word for why (host-bound, copy, ...), empty
+    where the kind says it.
+    """
+
+    kind: str
+    layer: int | None
+    text: str
+    cost_ns: int | None = None
+    cause: str = ""
+
+
+def by_cost(finding: Finding) -> tuple[bool, int]:
+    """Sorts the costliest first, and what has no measured cost last."""
+    return (finding.cost_ns is None, -(finding.cost_ns or 0))
+
+
+def kernel_label(name: str, plan: Plan | None = None) -> str:
+    """Short name, with the family where it is known."""
+    family = family_of(name, plan)
+    return f"{short_name(name)} [{family}]" if family else short_name(name)
+
+
+def is_collective(name: str) -> bool:
+    """Whether the name is that of a kernel in which ranks wait for each other."""
+    return _COLLECTIVE.search(name) is not None

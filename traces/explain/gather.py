@@ -1,0 +1,67 @@
+"""All explanations of one device, the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..analysis import DeviceLayers
+from ..budget import Budget
+from ..families import Plan
+from ..model import Trace
+from .alignment import align
+from .causes import Causes
+from .differences import against_class, between_classes, over_count
+from .finding import Finding, by_cost
+from .gaps import find_gaps, gap_findings
+from .kernels import against_peers, largest_parts, not_ours
+from .overlap import lost_overlap, no_overlap, not_hidden, run_ahead
+from .steps import between_steps, several_graphs, shifted
+
+
+def explain(
+    trace: Trace,
+    device: DeviceLayers,
+    over: Iterable[int] = (),
+    *,
+    plan: Plan | None = None,
+    budget: Budget | None = None,
+    step_ns: int | None = None,
+) -> list[Finding]:
+    """What makes the layers and steps of a device slow: each thing with its cost in ns of a step, the costliest first.
+
+    Where no layers were found nothing is explained, and that is said. Times of the host are never added to times of
+    the device; what nothing measures has no cost, rather than one of 0.
+
+    Args:
+        trace: the capture.
+        device: the analysed layers of one device of it.
+        over: positions of the layers that failed.
+        plan: kernel names to families.
+        budget: what the layers are held against.
+        step_ns: how long a step takes untraced, if known.
+    """
+    if device.abstained is not None or not device.layers:
+        why = device.abstained.reason if device.abstained is not None else "there are no layers"
+        return [Finding("abstained", None, f"nothing is explained: {why}")]
+    failed = set(over)
+    causes = Causes(trace, device)
+    classes = [align(group, device) for group in device.classes]
+    gaps, steps = find_gaps(device, causes)
+    told: set[int] = set()
+    found = lost_overlap(classes, device, trace, plan, told)
+    found += gap_findings(device, classes, gaps, steps, plan, told)
+    for one in classes:
+        found += against_class(one, device)
+        found += against_peers(one, device, failed, plan)
+        found += not_ours(one, plan)
+        if budget is not None:
+            found += over_count(one, budget)
+        if failed.intersection(one.group.members):
+            found.append(largest_parts(one, plan))
+    found += between_classes(classes)
+    found += not_hidden(classes, device, plan)
+    found += several_graphs(trace, device, gaps)
+    found += between_steps(device, causes)
+    found += shifted(device, step_ns)
+    found += run_ahead(device) or no_overlap(trace, device)
+    return sorted(found, key=by_cost)
