@@ -127,8 +127,8 @@ def test_files_that_are_no_trace_give_one_plain_line(tmp_path, data, says):
 
 
 def test_a_missing_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(TraceError, match="no such file"):
+    for path, reason in ((tmp_path / "none.json", "no such file"), (tmp_path, "a folder without Parquet tables")):
+        with pytest.raises(TraceError, match=reason):
             read_trace(path)
 
 

@@ -204,7 +204,7 @@ def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
     known = (_KERNELS, _GRAPHS, "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "META_DATA_EXPORT")
     if not any(tables.has(table) for table in known):
         journal = "; a journal lies beside it (-wal or -journal): export it again" if tables.unsaved else ""
-        raise TraceError(f"{tables.name}: an SQLite file, but not one of nsys export --type sqlite{journal}")
+        raise TraceError(f"{tables.name}: {kind}, but not one of nsys export --type {kind.lower()}{journal}")
     if tables.has(_KERNELS) and not {"start", "end"} <= tables.columns(_KERNELS):
         raise TraceError(f"{tables.name}: its kernel table has no start and end; export the report again")
     meta, mode, notes = metadata(tables), graph_mode(tables), []
