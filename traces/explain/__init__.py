@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .alignment import median_increments
-from .finding import Finding, is_collective, kernel_label
+from .finding import Finding, kernel_label
 from .gather import explain
 
-__all__ = ["Finding", "explain", "is_collective", "kernel_label", "median_increments"]
+__all__ = ["Finding", "explain", "kernel_label", "median_increments"]

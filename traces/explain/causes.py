@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers
+from ..collectives import is_collective
 from ..model import ApiCall, Kernel, Trace
 from ..names import short_name
 from ..verdict import microseconds
-from .finding import is_collective
 
 OVERHEAD, COPY, OTHER, SYNC, HOST, LAUNCHING, GRAPH_START, COLLECTIVE, UNEXPLAINED = (
     "overhead", "copy", "other kernels", "sync", "host-bound", "launching", "graph start", "collective", "unexplained"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from ..families import Plan, family_of
@@ -10,12 +9,6 @@ from ..names import short_name
 
 NOTABLE_NS = 1000
 """Differences and gaps up to a microsecond are not told."""
-
-_COLLECTIVE = re.compile(
-    r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|one_?shot|two_?shot"
-    r"|multimem|lamport|allreduce_fusion",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -44,8 +37,3 @@ def kernel_label(name: str, plan: Plan | None = None) -> str:
     """Short name, with the family where it is known."""
     family = family_of(name, plan)
     return f"{short_name(name)} [{family}]" if family else short_name(name)
-
-
-def is_collective(name: str) -> bool:
-    """Whether the name is that of a kernel in which ranks wait for each other."""
-    return _COLLECTIVE.search(name) is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..analysis import DeviceLayers, Layer
+from ..collectives import is_collective
 from ..families import Plan, family_of
 from ..timing import median_ns
 from ..verdict import class_period, microseconds
 from .alignment import Aligned, notable, usual_increments
-from .finding import NOTABLE_NS, Finding, is_collective, kernel_label
+from .finding import NOTABLE_NS, Finding, kernel_label
 
 _OUTLIER = 1.15
 _FAR = 1.5
