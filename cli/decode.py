@@ -112,6 +112,7 @@ def run_command(
     """Decode some tokens greedily with random weights: twins without a GPU, a CUDA graph on one."""
     from ..decode.demo import DEMO_TP
     from ..decode.run import RunOptions, run
+    from ..traces.capture import recording
 
     tp = tp if tp is not None else (DEMO_TP if model == "demo" else 1)
     card = _card(model, tp)
@@ -135,7 +136,11 @@ def run_command(
     shown = console(stderr=True)
     with shown.status("starting") as status:
         report = run(
-            card, options, bundle=loaded, progress=lambda what, done, of: status.update(f"{what} {done} of {of}")
+            card,
+            options,
+            bundle=loaded,
+            progress=lambda what, done, of: status.update(f"{what} {done} of {of}"),
+            record=recording,
         )
     emit(report.to_json(), as_json, render_run)
     if not report.ok:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import trace_ranks
+from . import trace_capture, trace_ranks
 from .output import Json, emit
 from .trace_words import lines, us, word
 
@@ -157,5 +157,5 @@ def synthesize_command(
     emit(data, as_json, render_synthesized)
 
 
-for _module in (trace_ranks,):
+for _module in (trace_ranks, trace_capture):
     _module.register(app)

@@ -7,6 +7,7 @@ for TP 1, else rank 0 with stand-in collectives; eagerly and from a CUDA graph, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,6 @@ from ..kernels.device import Device, discover
 from ..kernels.gpu_cards import gpu_card
 from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose, without_gpu
 from .cures import model_word
-from .device_trace import check_trace_path, record_trace
 from .memory import check_memory
 from .plan import AUTO_NOTE, TUNED_FAMILIES
 from .report import RunReport
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of)."""
+Recorder = Callable[[Path], AbstractContextManager[object]]
+"""What records the block under it to a file, and says at the call if it cannot: ``k3lab.traces.capture.recording``."""
 MAX_TOKENS = 4096
 
 
@@ -61,8 +63,6 @@ class RunOptions:
         longest = min(MAX_TOKENS, card.max_position_embeddings)
         if not 1 <= self.tokens <= longest:
             raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
-        if self.trace:
-            check_trace_path(self.trace)
 
 
 def _gpu(options: RunOptions, device: Device | None) -> str:
@@ -122,7 +122,12 @@ def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None
 
 
 def run(
-    card: ModelCard, options: RunOptions, *, bundle: Finder | None = None, progress: Progress | None = None
+    card: ModelCard,
+    options: RunOptions,
+    *,
+    bundle: Finder | None = None,
+    progress: Progress | None = None,
+    record: Recorder | None = None,
 ) -> RunReport:
     """Decode ``options.tokens`` tokens for ``options.rows`` requests with random weights.
 
@@ -131,11 +136,15 @@ def run(
         options: what to run.
         bundle: for ``latency_specialized``; entries that are only predicted count if it was loaded so.
         progress: called as the run gets on.
+        record: what writes ``options.trace``.
 
     Raises:
         InputError: something in ``options`` cannot be run here; nothing was run.
     """
     options.check(card)
+    if options.trace and record is None:
+        raise InputError("a trace needs what records it: record=k3lab.traces.capture.recording")
+    recorder = record(options.trace) if options.trace and record else None
     device = discover()
     if options.trace and device is None:
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
@@ -143,7 +152,7 @@ def run(
     choices = _usable(wanted, options, device)
     check_memory(card, options.tp, device)
     say = progress or (lambda _what, _done, _of: None)
-    decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say)
+    decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say, recorder)
     return RunReport(
         head=_head(options, wanted, device),
         model=card.name,
@@ -230,7 +239,12 @@ def _gpu_operators(
 
 
 def _run_gpu(
-    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], device: Device, say: Progress
+    card: ModelCard,
+    options: RunOptions,
+    choices: tuple[Choice, ...],
+    device: Device,
+    say: Progress,
+    recorder: AbstractContextManager[object] | None,
 ) -> _Outcome:
     import torch
 
@@ -260,8 +274,9 @@ def _run_gpu(
     decoder = GraphDecoder(weights, cache, options.rows, operators, comm)
     graph = decoder.decode(first, options.tokens)
     say("graph step", options.tokens, options.tokens)
-    if options.trace:
-        record_trace(lambda: decoder.decode(first, options.tokens), options.trace)
+    if recorder is not None:
+        with recorder:
+            decoder.decode(first, options.tokens)
     decoder.close()
     ranks = "one rank" if options.tp == 1 else f"rank 0 of {options.tp} alone, stand-in collectives"
     return _Outcome(eager, graph, ranks, operators.name, weights.bytes)

@@ -17,6 +17,7 @@ from k3lab.decode.run import RunOptions, run
 from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
 from k3lab.kernels.collectives import SingleRank, StandIn
+from k3lab.traces.capture import recording
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("device")]
 
@@ -60,7 +61,7 @@ def test_fp64_steps_are_the_twins() -> None:
 
 def test_a_trace_of_the_replay_holds_kernels(tmp_path: Path) -> None:
     path = tmp_path / "decode.json"
-    report = run(SMALL_K3, RunOptions(tokens=3, trace=path))
+    report = run(SMALL_K3, RunOptions(tokens=3, trace=path), record=recording)
     assert report.trace == path
     events = json.loads(path.read_text())["traceEvents"]
     assert any(event.get("cat") == "kernel" for event in events)

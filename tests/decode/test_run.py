@@ -14,7 +14,6 @@ import torch
 from k3lab.decode import greedy, memory
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.choices import STEP_FAMILIES
-from k3lab.decode.device_trace import record_trace
 from k3lab.decode.greedy import decode_eager, next_tokens
 from k3lab.decode.memory import memory_needed
 from k3lab.decode.operators import ReferenceOperators
@@ -26,6 +25,8 @@ from k3lab.decode.tensors import rank_bytes
 from k3lab.kernels import K3, InputError, ModelCard
 from k3lab.kernels.bundle.reader import Bundle
 from k3lab.kernels.collectives import SingleRank, StandIn
+from k3lab.traces import TraceError
+from k3lab.traces.capture import recording
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +145,8 @@ def test_steps_and_layers_are_marked(tiny: ModelCard, monkeypatch: pytest.Monkey
 
 def test_a_trace_holds_the_marks(tiny: ModelCard, tmp_path: Path) -> None:
     path = tmp_path / "run.json.gz"
-    record_trace(lambda: run(tiny, RunOptions(tokens=1)), path)
+    with recording(path):
+        run(tiny, RunOptions(tokens=1))
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     marks = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert {"k3lab decode step 0", "k3lab layer 5"} <= marks
@@ -168,14 +170,16 @@ def test_what_cannot_be_run_is_refused(tiny: ModelCard, options: dict[str, objec
 
 def test_traces_need_a_gpu_and_a_file(tiny: ModelCard, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--trace records device kernels and needs an NVIDIA GPU"):
+        run(tiny, RunOptions(tokens=1, trace=tmp_path / "t.json"), record=recording)
+    with pytest.raises(InputError, match="a trace needs what records it"):
         run(tiny, RunOptions(tokens=1, trace=tmp_path / "t.json"))
     for path, words in (
         (tmp_path, "is a folder"),
         (tmp_path / "t.txt", "must end in .json"),
         (tmp_path / "no" / "t.json", "no folder"),
     ):
-        with pytest.raises(InputError, match=words):
-            run(tiny, RunOptions(tokens=1, trace=path))
+        with pytest.raises(TraceError, match=words):
+            run(tiny, RunOptions(tokens=1, trace=path), record=recording)
     assert list(tmp_path.iterdir()) == []
 
 
