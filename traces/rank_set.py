@@ -97,6 +97,7 @@ def ranks_text(numbers: Sequence[int]) -> str:
 
 
 def one_gpu(lanes: Sequence[RankLane]) -> list[str]:
+    """Which GPUs the ranks ran on, where it was not one kind."""
     owners: dict[str, list[int]] = {}
     for lane in lanes:
         if lane.device is not None:
