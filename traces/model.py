@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import gcd
+from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -42,6 +45,17 @@ class Kernel(NamedTuple):
     def order(self) -> tuple[int, int, int, str, tuple[int, ...], tuple[int, ...], int]:
         """A total order by device start that does not depend on the order of the rows in the file."""
         return (self.start, self.end, self.stream, self.name, self.grid, self.block, self.correlation or 0)
+
+
+def in_order(kernels: list[Kernel]) -> None:
+    """Sort by device start; kernels of one start in an order that does not depend on that of the rows in the file."""
+    kernels.sort(key=attrgetter("start"))
+    starts = [kernel.start for kernel in kernels]
+    stop = 0
+    for first in [index for index, (one, other) in enumerate(pairwise(starts)) if one == other]:
+        if first >= stop:
+            stop = bisect_right(starts, starts[first], first)
+            kernels[first:stop] = sorted(kernels[first:stop], key=lambda item: (item.order, item.process, item.device))
 
 
 class ApiCall(NamedTuple):

@@ -39,7 +39,7 @@ class ParquetTables:
         self._pa = _pyarrow(self.name)
         self._files = {path.name.removesuffix(".parquet"): path for path in sorted(folder.glob("*.parquet"))}
         self._columns: dict[str, frozenset[str]] = {}
-        self._strings: dict[int, str] | None = None
+        self._strings: dict[object, str] | None = None
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -73,8 +73,9 @@ class ParquetTables:
         except (self._pa.ArrowException, OSError, ValueError, KeyError, UnicodeError) as error:
             raise self._damaged(table, error) from None
 
-    def _string(self, number: Any) -> str | None:
-        if number is None:
+    def string(self, reference: object) -> str | None:
+        """The string a cell refers to; see ``nsys_source``."""
+        if reference is None:
             return None
         if self._strings is None:
             self._strings = {}
@@ -83,22 +84,19 @@ class ParquetTables:
                 self._strings = {
                     key: value for key, value in zip(found["id"], found["value"], strict=True) if isinstance(value, str)
                 }
-        return self._strings.get(number, f"<missing string {number}>")
+        return self._strings.get(reference, f"<missing string {reference}>")
 
-    def rows(self, table: str, wanted: Sequence[str], texts: Sequence[str] = ()) -> list[tuple]:
-        """Rows with the ``wanted`` columns, then the strings the ``texts`` columns refer to; see ``nsys_source``."""
+    def rows(self, table: str, wanted: Sequence[str]) -> list[tuple]:
+        """Rows of a table with the ``wanted`` columns; see ``nsys_source``."""
         if not self.has(table):
             return []
         have = self.columns(table)
-        asked = [*wanted, *texts]
-        present = list(dict.fromkeys(column for column in asked if column in have))
+        present = list(dict.fromkeys(column for column in wanted if column in have))
         # a table with none of the columns still has its rows
         found = self._read(table, present or sorted(have)[:1])
         count = max((len(values) for values in found.values()), default=0)
         absent: list[Any] = [None] * count
-        lists = [found.get(column, absent) if column in have else absent for column in wanted]
-        lists += [[self._string(key) for key in found[column]] if column in have else absent for column in texts]
-        return list(zip(*lists, strict=True))
+        return list(zip(*(found[column] if column in have else absent for column in wanted), strict=True))
 
     def settings(self, table: str, key: str) -> list[str]:
         """The values under a key, or under ``PROCESS_n:key``; of the table nothing else is kept."""

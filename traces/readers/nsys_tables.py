@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,6 +38,7 @@ class Tables:
             raise self._damaged(error) from None
         self._tables = {name for (name,) in rows if isinstance(name, str)}
         self._columns: dict[str, frozenset[str]] = {}
+        self._strings: dict[object, str] | None = None
 
     def close(self) -> None:
         """Close the file."""
@@ -70,28 +71,30 @@ class Tables:
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise self._damaged(error) from None
 
-    def rows(self, table: str, wanted: Sequence[str], texts: Sequence[str] = ()) -> list[tuple]:
-        """Rows of a table with the ``wanted`` columns, then the strings the ``texts`` columns refer to.
+    def rows(self, table: str, wanted: Sequence[str]) -> Iterator[tuple]:
+        """Rows of a table with the ``wanted`` columns, one after the other; a column the table lacks reads as None.
 
-        A column the table lacks reads as None. A string reference is a LEFT JOIN: a missing string must not
-        drop the row, and reads as ``<missing string 123>``.
+        Raises:
+            TraceError: the file is damaged where the table lies.
         """
         if not self.has(table):
-            return []
+            return
         have = self.columns(table)
-        parts = [f't."{column}"' if column in have else "NULL" for column in wanted]
-        joins = []
-        for index, column in enumerate(texts):
-            if column not in have:
-                parts.append("NULL")
-            elif {"id", "value"} <= self.columns("StringIds"):
-                joins.append(f'LEFT JOIN StringIds s{index} ON s{index}.id = t."{column}"')
-                missing = f"'<missing string ' || t.\"{column}\" || '>'"
-                parts.append(f's{index}.value, CASE WHEN t."{column}" IS NULL THEN NULL ELSE {missing} END')
-                parts[-1] = f"COALESCE({parts[-1]})"
-            else:
-                parts.append(f"'<missing string ' || t.\"{column}\" || '>'")
-        return self.query(f'SELECT {", ".join(parts)} FROM "{table}" t {" ".join(joins)}')
+        parts = [f'"{column}"' if column in have else "NULL" for column in wanted]
+        try:
+            yield from self._db.execute(f'SELECT {", ".join(parts)} FROM "{table}"')
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise self._damaged(error) from None
+
+    def string(self, reference: object) -> str | None:
+        """The string a cell refers to; see ``nsys_source``."""
+        if reference is None:
+            return None
+        if self._strings is None:
+            # all at once: joined to a million rows, each row would get a copy of its own
+            rows = self.rows("StringIds", ("id", "value")) if {"id", "value"} <= self.columns("StringIds") else ()
+            self._strings = {number: text for number, text in rows if isinstance(text, str)}
+        return self._strings.get(reference, f"<missing string {reference}>")
 
     def settings(self, table: str, key: str) -> list[str]:
         """The values under a key, or under ``PROCESS_n:key``; other rows of the table are not read."""
