@@ -13,65 +13,15 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import TraceError
+from .synthetic_step import Faults, layer_parts, write_step
 
-Part = tuple[str, int]
-"""A kernel and what it adds to the completion period, ns; 0 for one hidden behind others."""
+__all__ = ["Faults", "layer_parts", "synthesize"]
 
-_HEAD: dict[str, tuple[Part, ...]] = {
-    "kda": (("k3_attention_projection_synthetic_main", 12_000), ("k3_kda_synthetic_step", 3_500)),
-    "mla": (
-        ("k3_attention_projection_synthetic_main", 9_000),
-        ("k3_mla_synthetic_query", 3_500),
-        ("k3_mla_synthetic_core", 5_000),
-        ("k3_mla_synthetic_value", 2_500),
-    ),
-}
-_TAIL: tuple[Part, ...] = (
-    ("k3_output_projection_synthetic_producer", 4_500),
-    ("k3_output_projection_synthetic_consumer", 2_500),
-    ("k3_experts_synthetic_shared_gate_up", 0),
-    ("k3_experts_synthetic_shared_situ", 0),
-    ("k3_experts_synthetic_shared_down", 0),
-    ("k3_router_synthetic_front", 4_500),
-    ("k3_router_synthetic_route", 2_500),
-    ("k3_experts_synthetic_routed", 24_000),
-    ("k3_moe_tail_synthetic_main", 4_500),
-    ("k3_attn_res_synthetic_main", 2_500),
-    ("k3_experts_synthetic_prefetch", 0),
-)
-_EXTRA: Part = ("k3_router_synthetic_split_k_reduce", 1_500)
-_MAIN_STREAM, _SIDE_STREAM = 7, 21
-_PREFIX: Part = ("k3_lm_head_synthetic_embed", 2_000)
-_SUFFIX: Part = ("k3_lm_head_synthetic_logits", 21_000)
 _EPOCH_NS = 1_760_000_000_000_000_000
-_LAUNCH_TO_START_NS = 25_000
-_BETWEEN_STEPS_NS = 60_000
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What to make wrong, by zero-based layer: a slow kernel, a bubble before a layer, a 14th kernel, a missing one.
-
-    ``slow`` and ``bubble`` map a layer to ns; ``slow`` adds to the routed experts. ``cut_last`` drops the last
-    layer and what follows it from the last step, as the end of a capture does.
-    """
-
-    slow: tuple[tuple[int, int], ...] = ()
-    bubble: tuple[tuple[int, int], ...] = ()
-    extra: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
-    cut_last: bool = False
-
-
-def layer_parts(kind: str) -> tuple[Part, ...]:
-    """The kernels of a synthetic layer in launch order: 13 for ``kda``, 15 for ``mla``."""
-    return (*_HEAD[kind], *_TAIL)
 
 
 def synthesize(
@@ -103,16 +53,16 @@ def synthesize(
     Raises:
         TraceError: sizes that make no trace, or a path that cannot be written.
     """
-    if steps < 1 or layers < 1 or scale <= 0:
-        raise TraceError("a synthetic trace needs at least 1 step, 1 layer and a scale above 0")
     faults = faults or Faults()
+    if steps < 1 or layers < 1 or scale <= 0 or not 1 <= faults.graphs <= layers:
+        raise TraceError("a synthetic trace needs at least 1 step, 1 layer, a scale above 0 and a layer for each graph")
     path = Path(path)
     rng = random.Random(seed)
     events: list[dict[str, Any]] = []
     clock = 5_000_000_000
     for step in range(steps):
         keep = layers - 1 if faults.cut_last and step == steps - 1 else layers
-        clock = _write_step(events, rng, clock, step, layers, keep, scale, faults) + _BETWEEN_STEPS_NS
+        clock = write_step(events, rng, clock, step, layers, keep, scale, faults) + faults.pause_ns
     head: dict[str, Any] = {
         "schemaVersion": 1,
         "k3lab_synthetic": True,
@@ -126,77 +76,6 @@ def synthesize(
         head["deviceProperties"] = [{"id": 0, "name": gpu}]
     _write(path, _dump(head, events))
     return path
-
-
-def _layer_kernels(index: int, scale: float, faults: Faults, rng: random.Random) -> list[Part]:
-    slow = dict(faults.slow).get(index, 0)
-    parts = []
-    for name, cost in layer_parts("mla" if index % 4 == 3 else "kda"):
-        if index in faults.missing and name.endswith("router_synthetic_route"):
-            continue
-        cost = round(cost * scale * rng.uniform(0.99, 1.01))
-        parts.append((name, cost + slow if name.endswith("experts_synthetic_routed") else cost))
-        if index in faults.extra and name.endswith("router_synthetic_front"):
-            parts.append((_EXTRA[0], round(_EXTRA[1] * scale)))
-    return parts
-
-
-def _write_step(
-    events: list[dict[str, Any]],
-    rng: random.Random,
-    launch: int,
-    step: int,
-    layers: int,
-    keep: int,
-    scale: float,
-    faults: Faults,
-) -> int:
-    """Append one step; returns the time at which its last kernel ends."""
-    correlation, node = 100 + step, 1000
-    events.append(_host("user_annotation", f"step[DECODE bs=1] {step}", launch - 8_000, 300_000, {}))
-    events.append(_host("cuda_runtime", "cudaGraphLaunch", launch, 12_000, {"correlation": correlation}))
-    end, started, side = launch + _LAUNCH_TO_START_NS, 0, 0
-
-    def run(parts: Sequence[Part], bubble: int = 0) -> None:
-        nonlocal end, started, side, node
-        end += bubble
-        for index, (name, cost) in enumerate(parts):
-            node += 1
-            if cost == 0:  # beside the main stream, and over before it
-                start = max(side, end - rng.randrange(500, 900))
-                side = start + rng.randrange(700, 1_200)
-                interval, stream = (start, min(side, end + 300)), _SIDE_STREAM
-            else:
-                ahead = 0 if index == 0 and bubble else rng.randrange(600, 2_500)
-                started = max(started + 200, end - ahead)
-                interval, stream = (started, max(end, started) + cost), _MAIN_STREAM
-                end = interval[1]
-            events.append(_kernel(name, interval, stream, correlation, node))
-
-    run([(_PREFIX[0], round(_PREFIX[1] * scale))], bubble=1)
-    for index in range(layers):
-        parts = _layer_kernels(index, scale, faults, rng)
-        if index < keep:
-            run(parts, dict(faults.bubble).get(index, 0))
-    if keep == layers:
-        run([(_SUFFIX[0], round(_SUFFIX[1] * scale))])
-    return end
-
-
-def _kernel(name: str, interval: tuple[int, int], stream: int, correlation: int, node: int) -> dict[str, Any]:
-    start, end = interval
-    grid = [64 + sum(map(ord, name)) % 90, 1, 1]
-    args = {
-        "device": 0, "context": 1, "stream": stream, "correlation": correlation,
-        "graph id": 1, "graph node id": node, "grid": grid, "block": [256, 1, 1],
-    }  # fmt: skip
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": max(1, end - start),
-            "args": args}  # fmt: skip
-
-
-def _host(category: str, name: str, start: int, duration: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 4000, "tid": 4000, "ts": start, "dur": duration,
-            "args": args}  # fmt: skip
 
 
 def _dump(head: dict[str, Any], events: list[dict[str, Any]]) -> bytes:

@@ -21,7 +21,7 @@ _IDLE = 0.1
 _PER_LAYER = 4
 _TOLD = 0.01  # a cause with a smaller part of the idle time is left out
 _FAR = 10**9
-_RARE = 0.002
+_RARE = 0.005
 _MOST_CAUSES = 20_000  # gaps whose cause is looked for; an eager capture has one before every kernel
 
 

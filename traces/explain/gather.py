@@ -29,6 +29,7 @@ def explain(
 ) -> list[Finding]:
     """What makes the layers and steps of a device slow: each thing with its cost in ns of a step, the costliest first.
 
+    Costs overlap: idle time may be told of a layer, of its class and of the graphs that meet there.
     Where no layers were found nothing is explained, and that is said. Times of the host are never added to times of
     the device; what nothing measures has no cost, rather than one of 0.
 
@@ -49,17 +50,17 @@ def explain(
     gaps, steps = find_gaps(device, causes)
     told: set[int] = set()
     found = lost_overlap(classes, device, trace, plan, told)
+    found += not_hidden(classes, device, plan, told)
     found += gap_findings(device, classes, gaps, steps, plan, told)
     for one in classes:
         found += against_class(one, device)
-        found += against_peers(one, device, failed, plan)
+        found += against_peers(one, device, failed, plan, told)
         found += not_ours(one, plan)
         if budget is not None:
             found += over_count(one, budget)
         if failed.intersection(one.group.members):
             found.append(largest_parts(one, plan))
     found += between_classes(classes)
-    found += not_hidden(classes, device, plan)
     found += several_graphs(trace, device, gaps)
     found += between_steps(device, causes)
     found += shifted(device, step_ns)

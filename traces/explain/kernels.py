@@ -17,25 +17,32 @@ _FAR = 1.5
 _PER_LAYER = 4
 
 
-def against_peers(one: Aligned, device: DeviceLayers, failed: Collection[int], plan: Plan | None) -> list[Finding]:
+def against_peers(
+    one: Aligned, device: DeviceLayers, failed: Collection[int], plan: Plan | None, told: Collection[int] = ()
+) -> list[Finding]:
     """Kernels that add more than in the other layers of the class.
 
-    In layers that stand out or failed all that is notable is told, in others what is half as much again.
+    In layers that stand out or failed all that is notable is told, in others what is half as much again; what
+    ``told`` holds (indices into a step) is left out.
     """
     usual = class_period(one.group, device)
     found = []
     for index in one.group.members:
         layer = device.layers[index]
+        first = device.spans[index][0]
+        skip = {modal for own, modal in one.places[index].items() if first + own in told}
         suspect = layer.period > _OUTLIER * usual + NOTABLE_NS or (index in failed and layer.period > usual)
-        found.extend(_of_layer(one, index, layer, 0 if suspect else _FAR, plan))
+        found.extend(_of_layer(one, index, layer, 0 if suspect else _FAR, plan, skip))
     return found
 
 
-def _of_layer(one: Aligned, index: int, layer: Layer, far: float, plan: Plan | None) -> list[Finding]:
+def _of_layer(
+    one: Aligned, index: int, layer: Layer, far: float, plan: Plan | None, skip: Collection[int]
+) -> list[Finding]:
     found = []
     for position, parts in sorted(one.parts[index].items()):
         own = median_ns(parts.increments)
-        if own <= notable(layer):
+        if own <= notable(layer) or position in skip:
             continue
         peers = [other[position] for at, other in one.parts.items() if at != index and position in other]
         if not peers:

@@ -6,7 +6,7 @@ nothing but a launch call that cannot carry it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -84,7 +84,7 @@ def overlaps(kernels: Sequence[Kernel]) -> list[int | None]:
 def lost_overlap(
     classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, plan: Plan | None, told: set[int]
 ) -> list[Finding]:
-    """Kernels that never overlap their predecessor on the stream, where those of the other layers of the class do.
+    """Layers in which kernels never overlap their predecessor on the stream, where those of the other layers do.
 
     Compared are kernels with like predecessors. One that starts long after its predecessor has ended is told as a gap;
     the others are added to ``told``, indices into a step.
@@ -93,37 +93,34 @@ def lost_overlap(
     by_step = [overlaps(device.steps[step]) for step in chosen]
     found = []
     for one in classes:
-        columns = columns_of(one, device)
-        for position, name in enumerate(one.group.sequence):
-            where = columns[position]
+        lost: dict[int, list[tuple[int, int, int]]] = {}  # by layer: cost, modal position, overlap of the peers
+        for position, where in enumerate(columns_of(one, device)):
             ahead: dict[int, list[int]] = {}
             for index, at in where.items():
                 if values := [value for step in by_step if (value := step[at]) is not None]:
                     ahead[index] = values
             for index, values in ahead.items():
-                peers = [
-                    median_ns(other)
-                    for at, other in ahead.items()
-                    if at != index and _before(device, where[at]) == _before(device, where[index])
-                ]
-                if (
-                    max(values) > 0
-                    or min(values) < -_FOLLOWS_NS
-                    or not peers
-                    or (usual := median_ns(peers)) < _LEAST_NS
-                ):
+                if max(values) > 0 or min(values) < -_FOLLOWS_NS:
                     continue
-                layer = device.layers[index]
-                told.add(where[index])
-                kernels = [device.steps[step][where[index]] for step in chosen]
-                cost = _added(one, index, position) - median_ns(
-                    _added(one, at, position) for at in ahead if at != index
-                )
-                text = (
-                    f"{layer.name}: kernel {position} {kernel_label(name, plan)} starts after the one before it on its "
-                    f"stream has ended, {microseconds(usual)} before that in its peers: {_attribute(kernels, trace)}"
-                )
-                found.append(Finding("overlap", layer.number, text, max(0, cost), "lost overlap"))
+                before = _before(device, where[index])
+                peers = [at for at in ahead if at != index and _before(device, where[at]) == before]
+                usual = median_ns(median_ns(ahead[at]) for at in peers) if peers else 0
+                if usual >= _LEAST_NS:
+                    cost = _added(one, index, position) - median_ns(_added(one, at, position) for at in peers)
+                    lost.setdefault(index, []).append((max(0, cost), position, usual))
+                    told.add(where[index])
+        for index, places in lost.items():
+            layer = device.layers[index]
+            _, position, usual = max(places)
+            kernels = [device.steps[chosen[0]][device.spans[index][0] + own] for own, modal in one.places[index].items()
+                       if modal in {place for _, place, _ in places}]  # fmt: skip
+            many = f"{len(places)} kernels start" if len(places) > 1 else "a kernel starts"
+            text = (
+                f"{layer.name}: {many} after the one before on the stream has ended, where the peers overlap; most is lost "
+                f"by kernel {position} {kernel_label(one.group.sequence[position], plan)}, which starts "
+                f"{microseconds(usual)} before that in its peers: {_attribute(kernels, trace)}"
+            )
+            found.append(Finding("overlap", layer.number, text, sum(cost for cost, _, _ in places), "lost overlap"))
     return found
 
 
@@ -140,11 +137,11 @@ def _added(one: Aligned, index: int, position: int) -> int:
     return median_ns(a + b for a, b in zip(parts.increments, parts.bubbles, strict=True))
 
 
-def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | None) -> list[Finding]:
+def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | None, told: set[int]) -> list[Finding]:
     """Kernels of side streams that end in a pause of the main stream, which waits for them.
 
     The main stream is that with the most work in the layers. What counts is the part of the pause that the kernel
-    fills before its end.
+    fills before its end. Their indices into a step are added to ``told``.
     """
     first, last = device.spans[0][0], device.spans[-1][1]
     work: Counter[int] = Counter()
@@ -162,6 +159,7 @@ def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | No
             if not exposed or max(exposed.values()) <= NOTABLE_NS:
                 continue
             usual = median_ns(exposed.values())
+            told.update(at for index, at in columns[position].items() if exposed[index] > NOTABLE_NS)
             if usual > NOTABLE_NS:
                 text = (
                     f"class {one.group.name}: kernel {position} {kernel_label(name, plan)} on a side stream is not hidden: "
@@ -187,7 +185,7 @@ def _tails(kernels: Sequence[Kernel], main: int) -> dict[int, int]:
     for index, kernel in enumerate(kernels):
         if kernel.stream == main:
             continue
-        before = bisect_right(busy.starts, kernel.end) - 1
+        before = bisect_left(busy.starts, kernel.end) - 1  # the last that began before this one ended
         if before + 1 >= len(busy.starts) or busy.starts[before + 1] - kernel.end > _FOLLOWS_NS:
             continue
         free = max(kernel.start, busy.reached[before]) if before >= 0 else kernel.start
