@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
@@ -67,6 +68,27 @@ def pdl_events(steps=3, layers=4, slow=(2, 9, 12.0), bubble=(3, 4.0), overlap=0.
                 end = start + duration
         clock = end + 30.0
     return events
+
+
+def gpu_trace(path: Path, events, *, unit="ns", device="NVIDIA GB300 (0)", before="", eol="\n") -> Path:
+    """Write the kernels of torch events as a cuda_gpu_trace CSV of nsys stats, with one copy behind them."""
+    per = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}[unit]
+
+    def time(us):
+        value = Decimal(str(us)) * 1000 / per
+        return f"{value:f}"
+
+    lines = [f"Start ({unit}),Duration ({unit}),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),"
+             "Bytes (MB),Throughput (MB/s),SrcMemKd,DstMemKd,Device,Ctx,GreenCtx,Strm,Name"]  # fmt: skip
+    for event in events:
+        if event["cat"] == "kernel":
+            args = event["args"]
+            lines.append(f"{time(event['ts'])},{time(event['dur'])},{args['correlation']},148,1,1,128,1,1,64,0.000,0.101,"
+                         f',,,,{device},1,,{args["stream"]},"{event["name"]}"')  # fmt: skip
+    last = lines[-1].split(",")[0]
+    lines.append(f"{last},1,9999,,,,,,,,,,4.194,6337.593,Pinned,Device,{device},1,,7,[CUDA memcpy Host-to-Device]")
+    path.write_text(before + eol.join(lines) + eol, newline="")
+    return path
 
 
 class NsysFile:
@@ -176,6 +198,7 @@ class Make:
     host = staticmethod(host)
     torch = staticmethod(write_torch)
     pdl_events = staticmethod(pdl_events)
+    gpu_trace = staticmethod(gpu_trace)
     nsys = NsysFile
     node_mode = staticmethod(node_mode)
 
