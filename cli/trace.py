@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import trace_capture, trace_ranks
+from . import trace_capture, trace_ranks, trace_synthesize
 from .output import Json, emit
 from .trace_words import lines, us, word
 
@@ -19,6 +19,13 @@ app = typer.Typer(help="Traces of decode steps: layers, times, budgets.", no_arg
 File = Annotated[Path, typer.Argument(help="torch.profiler JSON (.json, .json.gz) or Nsight Systems SQLite export.")]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")]
 Plan = Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")]
+StepUs = Annotated[
+    float | None, typer.Option("--step-us", min=0.001, max=1e9, help="A step's time without a profiler, to compare.")
+]
+
+
+def _ns(us: float | None) -> int | None:
+    return None if us is None else max(1, round(us * 1000))
 
 
 def _classes(data: dict[str, Any], judged: bool, synthetic: bool) -> Any:
@@ -71,7 +78,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
     if judged:
         first = f": {data['reasons'][0]}" if data["reasons"] else ""
         console.print(
-            f"{word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}", highlight=False, end=""
+            f"{word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}",
+            highlight=False,
+            end="",
         )
         console.print(first, markup=False)
     else:
@@ -101,61 +110,25 @@ def check(
     rows: Annotated[int | None, typer.Option("--rows", help="Tokens in a step.")] = None,
     layers: Layers = None,
     plan: Plan = None,
+    step_us: StepUs = None,
     as_json: Json = False,
 ) -> None:
     """Hold the layers of a trace against a budget: exit 0 only for a pass."""
     from ..traces import check_trace
 
-    report = check_trace(file, budget, gpu=gpu, tp=tp, rows=rows, layers=layers, plan=plan)
+    report = check_trace(file, budget, gpu=gpu, tp=tp, rows=rows, layers=layers, plan=plan, step_ns=_ns(step_us))
     emit(report.to_json(), as_json, render)
     if report.verdict != "pass":
         raise typer.Exit(1)
 
 
 @app.command("show")
-def show(file: File, layers: Layers = None, plan: Plan = None, as_json: Json = False) -> None:
+def show(file: File, layers: Layers = None, plan: Plan = None, step_us: StepUs = None, as_json: Json = False) -> None:
     """Show steps, layers and their times, without a budget."""
     from ..traces import inspect_trace
 
-    emit(inspect_trace(file, layers=layers, plan=plan).to_json(), as_json, render)
+    emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us)).to_json(), as_json, render)
 
 
-def render_synthesized(console: Console, data: dict[str, Any]) -> None:
-    """Say what was written."""
-    slow = f", layer {', '.join(map(str, data['slow_layers']))} slow by {data['slow_us']:g} us" if data["slow_layers"] else ""
-    console.print(f"wrote {data['trace']}: synthetic, {data['steps']} steps of {data['layers']} layers{slow}", markup=False)
-
-
-@app.command("synthesize")
-def synthesize_command(
-    out: Annotated[Path, typer.Argument(help="Trace to write: .json, or .json.gz.")],
-    layers: Annotated[int, typer.Option("--layers", min=1, max=200, help="Layers of a step.")] = 12,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=500, help="Decode steps.")] = 25,
-    slow_layer: Annotated[
-        list[int] | None, typer.Option("--slow-layer", help="Layer, from 0, whose routed experts are slow; repeatable.")
-    ] = None,
-    slow_us: Annotated[float, typer.Option("--slow-us", min=0.001, max=1e6, help="By how much, in us.")] = 20.0,
-    as_json: Json = False,
-) -> None:
-    """Write a synthetic decode trace, to see what a verdict looks like; it is marked as such and measures nothing."""
-    from ..kernels import InputError
-    from ..traces import synthesize
-    from ..traces.synthetic import Faults
-
-    slow = sorted(set(slow_layer or ()))
-    if absent := [layer for layer in slow if not 0 <= layer < layers]:
-        raise InputError(f"--slow-layer is {absent[0]}, layers are 0 to {layers - 1}")
-    if not out.name.endswith((".json", ".json.gz")):
-        raise InputError(f"{out} is no name of a trace; it ends in .json or .json.gz")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}") from error
-    faults = Faults(slow=tuple((layer, round(slow_us * 1000)) for layer in slow))
-    synthesize(out, layers=layers, steps=steps, faults=faults)
-    data = {"trace": str(out), "synthetic": True, "layers": layers, "steps": steps, "slow_layers": slow, "slow_us": slow_us}
-    emit(data, as_json, render_synthesized)
-
-
-for _module in (trace_ranks, trace_capture):
+for _module in (trace_ranks, trace_capture, trace_synthesize):
     _module.register(app)

@@ -41,6 +41,7 @@ def check_trace(
     tp: int | None = None,
     rows: int | None = None,
     plan: PlanLike | None = None,
+    step_ns: int | None = None,
 ) -> Report:
     """Hold the layers of a decode trace against a budget.
 
@@ -52,6 +53,7 @@ def check_trace(
         tp: the tensor-parallel size; another than the budget's leaves the time inconclusive.
         rows: tokens in a step; likewise.
         plan: {kernel name: family}, a list of {kernel, family}, or the path of such a JSON file.
+        step_ns: how long a step takes without a profiler; a traced step far from it is told.
 
     Returns:
         A report whose verdict is ``pass``, ``fail`` or ``inconclusive``.
@@ -60,17 +62,20 @@ def check_trace(
         TraceError: no usable trace, no kernels in it, or a wrong argument.
     """
     chosen = budget if isinstance(budget, Budget) else load_budget(budget)
-    for name, value in (("layers", layers), ("tp", tp), ("rows", rows)):
+    for name, value in (("layers", layers), ("tp", tp), ("rows", rows), ("step_ns", step_ns)):
         if value is not None and value < 1:
             raise TraceError(f"{name} must be 1 or more, not {value}")
-    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan)
+    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan, step_ns)
 
 
-def inspect_trace(path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None) -> Report:
+def inspect_trace(
+    path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None, step_ns: int | None = None
+) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
-    if layers is not None and layers < 1:
-        raise TraceError(f"layers must be 1 or more, not {layers}")
-    return report_on(read_trace(path), None, layers, None, None, None, plan)
+    for name, value in (("layers", layers), ("step_ns", step_ns)):
+        if value is not None and value < 1:
+            raise TraceError(f"{name} must be 1 or more, not {value}")
+    return report_on(read_trace(path), None, layers, None, None, None, plan, step_ns)
 
 
 def report_on(
@@ -81,6 +86,7 @@ def report_on(
     tp: int | None,
     rows: int | None,
     plan: PlanLike | None,
+    step_ns: int | None = None,
 ) -> Report:
     """The report on a trace that was read already; arguments and errors as for ``check_trace``."""
     families = read_plan(plan) if plan is not None else None
@@ -89,7 +95,7 @@ def report_on(
     reports, reasons = [], []
     for kernels in lanes(trace):
         device = analyse(trace, kernels, layers)
-        report, why = _judge_device(trace, device, budget, gpu, tp, rows, families)
+        report, why = _judge_device(trace, device, budget, gpu, tp, rows, families, step_ns)
         reports.append(report)
         reasons.extend(why)
     devices = tuple(reports)
@@ -126,10 +132,13 @@ def _judge_device(
     tp: int | None,
     rows: int | None,
     plan: Plan | None,
+    step_ns: int | None,
 ) -> tuple[DeviceReport, list[str]]:
     if budget is None:
         reasons = [f"no layers found: {device.abstained.reason}"] if device.abstained else []
-        return DeviceReport(device, (), (), tuple(explain(trace, device, plan=plan)), NOT_JUDGED), reasons
+        return DeviceReport(
+            device, (), (), tuple(explain(trace, device, plan=plan, step_ns=step_ns)), NOT_JUDGED
+        ), reasons
     doubts = find_doubts(trace, device, budget, gpu, tp, rows)
     groups = {index: group for group in device.classes for index in group.members}
     layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
@@ -159,7 +168,7 @@ def _judge_device(
         kinds = ", ".join(sorted(budget.layers))
         if not doubts.everything:
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
-    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget))
+    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns))
     return DeviceReport(device, layers, classes, findings, verdict), reasons
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers, Layer
@@ -41,6 +42,24 @@ class Aligned:
     group: LayerClass
     places: Mapping[int, Mapping[int, int]]
     parts: Mapping[int, Mapping[int, Parts]]
+
+    @cached_property
+    def medians(self) -> Mapping[int, Mapping[int, tuple[int, int]]]:
+        """Of every kernel in ``parts`` the median increment and the median bubble over the steps, ns."""
+        return {
+            index: {at: (median_ns(part.increments), median_ns(part.bubbles)) for at, part in parts.items()}
+            for index, parts in self.parts.items()
+        }
+
+    def in_peers(self, index: int, position: int) -> tuple[int, int] | None:
+        """The median of the medians of the other layers that have the kernel; None where none has.
+
+        Not of all their steps together: that would be sorted anew for every layer.
+        """
+        peers = [parts[position] for other, parts in self.medians.items() if other != index and position in parts]
+        if not peers:
+            return None
+        return median_ns(increment for increment, _ in peers), median_ns(bubble for _, bubble in peers)
 
 
 def align(group: LayerClass, device: DeviceLayers) -> Aligned:

@@ -104,8 +104,9 @@ class Causes:
                 OVERHEAD, f"overhead (the profiler's, or a kernel being loaded) for {microseconds(flushed)} of it"
             )
         if copied > _COPY_SHARE * length:
-            listed = ", ".join(sorted({kind for _, _, kind in copies}))
-            return Cause(COPY, f"{len(copies)} copies or fills ({listed}) take {microseconds(copied)} of it")
+            kinds = ", ".join(sorted({kind for _, _, kind in copies}))
+            many = f"a {kinds} takes" if len(copies) == 1 else f"{len(copies)} copies or fills ({kinds}) take"
+            return Cause(COPY, f"{many} {microseconds(copied)} of it")
         others = self.kernels.touching(start, end)
         run = covered(others, start, end)
         if run > _MOST * length:

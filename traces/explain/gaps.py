@@ -131,16 +131,14 @@ def _against_peers(
         least = notable(layer)
         own_gaps = []
         for own, position in places.items():
-            idle = median_ns(one.parts[index][position].bubbles)
+            _, idle = one.medians[index][position]
             at = device.spans[index][0] + own
             if idle <= least or at in told:
                 continue
-            peers = [
-                parts[position].bubbles for other, parts in one.parts.items() if other != index and position in parts
-            ]
-            usual = median_ns(value for values in peers for value in values) if peers else 0
-            if not peers or idle - usual <= least:
+            peers = one.in_peers(index, position)
+            if peers is None or idle - peers[1] <= least:
                 continue
+            _, usual = peers
             if at not in by_index:
                 continue  # others ran meanwhile: late only in the order of launches
             seen.add(at)

@@ -7,7 +7,6 @@ from collections.abc import Collection
 from ..analysis import DeviceLayers, Layer
 from ..collectives import is_collective
 from ..families import Plan, family_of
-from ..timing import median_ns
 from ..verdict import class_period, microseconds
 from .alignment import Aligned, notable, usual_increments
 from .finding import NOTABLE_NS, Finding, kernel_label
@@ -40,14 +39,13 @@ def _of_layer(
     one: Aligned, index: int, layer: Layer, far: float, plan: Plan | None, skip: Collection[int]
 ) -> list[Finding]:
     found = []
-    for position, parts in sorted(one.parts[index].items()):
-        own = median_ns(parts.increments)
+    for position, (own, _) in sorted(one.medians[index].items()):
         if own <= notable(layer) or position in skip:
             continue
-        peers = [other[position] for at, other in one.parts.items() if at != index and position in other]
-        if not peers:
+        peers = one.in_peers(index, position)
+        if peers is None:
             continue
-        usual = median_ns(value for peer in peers for value in peer.increments)
+        usual, _ = peers
         if own - usual <= notable(layer) or own < far * usual:
             continue
         name = one.group.sequence[position]
