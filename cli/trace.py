@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import trace_capture, trace_ranks, trace_synthesize
+from . import trace_calls, trace_capture, trace_kernels, trace_ranks, trace_synthesize
 from .output import Json, emit
 from .trace_words import lines, us, word
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Traces of decode steps: layers, times, budgets.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="torch.profiler JSON (.json, .json.gz) or Nsight Systems SQLite export.")]
+File = Annotated[Path, typer.Argument(help="torch.profiler JSON; Nsight Systems export (sqlite, parquetdir), report or cuda_gpu_trace.")]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")]
 Plan = Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")]
 StepUs = Annotated[
@@ -130,5 +130,5 @@ def show(file: File, layers: Layers = None, plan: Plan = None, step_us: StepUs =
     emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us)).to_json(), as_json, render)
 
 
-for _module in (trace_ranks, trace_capture, trace_synthesize):
+for _module in (trace_ranks, trace_capture, trace_synthesize, trace_calls, trace_kernels):
     _module.register(app)
