@@ -1,0 +1,82 @@
+"""``k3lab trace figure``: one layer by stream against its budget, as an HTML page, SVG or PNG."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import Json, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_KINDS = (".html", ".svg", ".png")
+
+
+def render(console: Console, data: dict[str, Any]) -> None:
+    """Say what was drawn."""
+    console.print(f"wrote {data['out']}: {data['title']}", markup=False)
+
+
+def write(out: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    from ..kernels.errors import InputError
+
+    try:
+        handle, partial = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(partial, 0o644)
+            os.replace(partial, out)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from None
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``figure`` to the group of ``k3lab trace``."""
+
+    @app.command("figure")
+    def figure_command(
+        file: Annotated[Path, typer.Argument(help="A trace, as for check.")],
+        out: Annotated[Path, typer.Option("--out", help="Figure to write: .html, .svg or .png.")],
+        layer: Annotated[int | None, typer.Option("--layer", help="Number of the layer.")] = None,
+        class_name: Annotated[str | None, typer.Option("--class", help="Class, whose most typical layer is shown.")] = None,
+        budget: Annotated[str | None, typer.Option("--budget", help="Name of a budget, or its JSON file.")] = None,
+        device: Annotated[int | None, typer.Option("--device", help="Device, where the trace has several.")] = None,
+        layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
+        plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        as_json: Json = False,
+    ) -> None:
+        """Draw one layer by stream against its budget; without --layer or --class the one furthest over, or the slowest."""
+        from ..kernels.errors import InputError
+        from ..traces.figure import layer_figure
+        from .trace_layout import lay_out
+        from .trace_png import png
+        from .trace_svg import page, svg
+
+        if out.suffix not in _KINDS:
+            raise InputError(f"cannot draw {out}: the name must end in {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
+        found = layer_figure(
+            file, budget=budget, layer=layer, class_name=class_name, device=device, layers=layers, plan=plan
+        )
+        layout = lay_out(found)
+        made = png(layout) if out.suffix == ".png" else (page if out.suffix == ".html" else svg)(layout).encode()
+        write(out, made)
+        data = {
+            "out": out, "title": layout.title, "layer": found.number, "class": found.class_name, "kernels": len(found.bars),
+            "completion_period_ns": found.period_ns, "budget_ns": found.budget_ns, "gap_ns": found.gap_ns,
+            "verdict": found.verdict, "synthetic": found.synthetic,
+        }  # fmt: skip
+        emit(data, as_json, render)
