@@ -242,8 +242,9 @@ def _rare(device: DeviceLayers, by_index: Mapping[int, list[Gap]], steps: int, s
         layer = next((device.layers[i] for i in inside), None)
         where = layer.name if layer else "outside the layers"
         name = short_name(device.steps[0][longest.at].name)
+        many = "a gap of" if len(gaps) == 1 else f"{len(gaps)} gaps of up to"
         text = (
-            f"in {_steps(gaps)} of {steps} steps: {len(gaps)} gaps of up to {microseconds(longest.length)} "
+            f"in {_steps(gaps)} of {steps} steps: {many} {microseconds(longest.length)} "
             f"({where}, before {name}): {longest.cause.text}"
         )
         found.append(Finding("gap", layer.number if layer else None, text, cost, word))
