@@ -101,9 +101,53 @@ if READABLE:
             assert walls.index(max(walls)) == facts["wall_us_max_layer"]
 
 
+def findings(name, *kinds):
+    (device,) = inspect_trace(FOLDER / name).devices
+    return [item for item in device.findings if not kinds or item.kind in kinds]
+
+
 if (SLOW_LAYER := "torch_sglang_qwen3_8b_decode_amd.json.gz") in EXPECTED:
 
     def test_the_slow_layer_and_the_gap_are_named():
-        lines = [item.text for item in inspect_trace(FOLDER / SLOW_LAYER).devices[0].findings]
-        assert any(line.startswith("layer 7: kernel 1 ") and "adds 148.8 us" in line for line in lines)
-        assert any(line.startswith("layer 2: a gap of 273.7 us before kernel 0") for line in lines)
+        gap, kernel = findings(SLOW_LAYER)[:2]
+        assert gap.text.startswith("layer 2: a gap of 273.7 us before kernel 0 ")
+        assert "(after layer 1)" in gap.text
+        # the replay was still being submitted: hipGraphLaunch returns 0.7 ms after the gap
+        assert gap.cause == "launching"
+        assert "hipGraphLaunch, which launches it, was still at work for 273.7 us of it" in gap.text
+        assert kernel.text.startswith("layer 7: kernel 1 ")
+        assert "adds 148.8 us" in kernel.text
+        assert not findings(SLOW_LAYER, "ahead", "idle", "overlap", "extra", "missing", "side", "graphs")
+
+
+if (EAGER := "torch_b200_vllm_eager.json.gz") in EXPECTED:
+
+    def test_overlap_and_a_host_that_is_late_are_told_of_an_eager_trace():
+        (ahead,) = findings(EAGER, "ahead")
+        assert "PDL seen" in ahead.text
+        idle = findings(EAGER, "idle")
+        assert [item.cause for item in idle] == ["host-bound", "host-bound"]
+        assert all(item.cost_ns > 18 * 1_500_000 for item in idle)
+        assert findings(EAGER)[0] == idle[0]
+
+
+if (AHEAD := "h200_graph_pdl_kda13_mla15.json.gz") in EXPECTED:
+
+    def test_launches_that_run_ahead_are_all_there_is_to_tell_of_a_good_replay():
+        (one,) = findings(AHEAD)
+        assert one.text.startswith("launches run ahead: PDL seen")
+
+
+if (ONE_BY_ONE := "h200_eager_nvtx4.json.gz") in EXPECTED:
+
+    def test_an_eager_trace_is_host_bound_from_end_to_end():
+        assert {item.cause for item in findings(ONE_BY_ONE, "idle", "gap", "between")} == {"host-bound"}
+        (pdl,) = findings(ONE_BY_ONE, "pdl")
+        assert pdl.text.endswith("launched by cuLaunchKernelEx: PDL not seen (no proof: kernels may wait at once)")
+
+
+if (BUBBLE := "synth_pdl_decode_13x4x3.json") in EXPECTED:
+
+    def test_the_slow_kernel_and_the_bubble_of_the_synthetic_decode():
+        assert [(item.kind, item.layer, item.cost_ns) for item in findings(BUBBLE, "kernel", "gap", "overlap")] == [
+            ("kernel", 2, 12_000), ("gap", 3, 3_500)]  # fmt: skip
