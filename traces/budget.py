@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TraceError
+from .families import FAMILIES
 
 SCHEMA = "k3lab.budget/1"
 ANY = "any"
@@ -17,10 +18,38 @@ _FOLDER = Path(__file__).parent / "budgets"
 
 @dataclass(frozen=True)
 class Limit:
-    """The limits of one layer; None where the budget sets none. ``period_ns`` is a completion period."""
+    """The limits of one layer; None where the budget sets none. ``period_ns`` is a completion period.
+
+    ``families`` shares the layer out: the periods of all families add up to the layer's. Kernel counts need not, where
+    several lists of launches come to the same total.
+    """
 
     kernels: int | None
     period_ns: int | None
+    families: Mapping[str, Limit] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a budget's file."""
+        data: dict[str, Any] = {"kernels": self.kernels, "period_ns": self.period_ns}
+        if self.families:
+            data["families"] = {name: limit.to_json() for name, limit in self.families.items()}
+        return data
+
+
+@dataclass(frozen=True)
+class Split:
+    """Who shared a layer out to families, and how: by which ``rule``, from how many ``bytes`` a layer kind and family.
+
+    ``evidence`` is ``inferred`` for a split of a figure whose source gives none, ``derived`` where the whole budget is.
+    """
+
+    evidence: str
+    rule: str
+    bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As in a budget's file."""
+        return {"evidence": self.evidence, "rule": self.rule, "bytes": {k: dict(v) for k, v in self.bytes.items()}}
 
 
 @dataclass(frozen=True)
@@ -28,7 +57,7 @@ class Budget:
     """A budget and its conditions.
 
     ``layers`` maps a layer kind (``kda``, ``mla``, or ``any``) to its limit; ``inferred`` names what the source
-    does not state.
+    does not state. ``evidence`` says how the figures came about (``published``, ``derived``), ``split`` the shares.
     """
 
     name: str
@@ -39,6 +68,8 @@ class Budget:
     inferred: tuple[str, ...] = ()
     source: str = ""
     conditions: tuple[str, ...] = field(default=())
+    evidence: str = ""
+    split: Split | None = None
 
     def limit(self, kind: str | None) -> Limit | None:
         """The limit of a layer of a kind.
@@ -61,13 +92,13 @@ class Budget:
         return {
             "schema": SCHEMA,
             "name": self.name,
+            "evidence": self.evidence,
             "gpu": self.gpu,
             "tp": self.tp,
             "rows": self.rows,
             "inferred": list(self.inferred),
-            "layers": {
-                kind: {"kernels": limit.kernels, "period_ns": limit.period_ns} for kind, limit in self.layers.items()
-            },
+            "layers": {kind: limit.to_json() for kind, limit in self.layers.items()},
+            "split": self.split.to_json() if self.split else None,
             "source": self.source,
             "conditions": list(self.conditions),
         }
@@ -113,13 +144,7 @@ def parse_budget(data: Any, where: str = "budget") -> Budget:
         raise TraceError(f"{where}: 'layers' must map a layer kind (kda, mla, any) to kernels and period_ns")
     layers = {}
     for kind, limit in limits.items():
-        if not isinstance(limit, dict):
-            raise TraceError(f"{where}: layer kind {kind!r} must hold kernels and period_ns")
-        kernels = _positive(limit, "kernels", where)
-        period = _positive(limit, "period_ns", where)
-        if kernels is None and period is None:
-            raise TraceError(f"{where}: layer kind {kind!r} sets neither kernels nor period_ns")
-        layers[kind] = Limit(kernels, period)
+        layers[kind] = _limit(limit, f"layer kind {kind!r}", where)
     tp = _positive(data, "tp", where)
     if tp is None:
         raise TraceError(f"{where}: 'tp' must be a whole number above 0")
@@ -132,7 +157,37 @@ def parse_budget(data: Any, where: str = "budget") -> Budget:
         inferred=_texts(data, "inferred", where),
         source=data["source"] if isinstance(data.get("source"), str) else "",
         conditions=_texts(data, "conditions", where),
+        evidence=data["evidence"] if isinstance(data.get("evidence"), str) else "",
+        split=_split(data.get("split"), where),
     )
+
+
+def _limit(data: Any, what: str, where: str) -> Limit:
+    if not isinstance(data, dict):
+        raise TraceError(f"{where}: {what} must hold kernels and period_ns")
+    kernels = _positive(data, "kernels", where)
+    period = _positive(data, "period_ns", where)
+    if kernels is None and period is None:
+        raise TraceError(f"{where}: {what} sets neither kernels nor period_ns")
+    shares = data.get("families", {})
+    if not isinstance(shares, dict) or set(shares) - set(FAMILIES):
+        raise TraceError(f"{where}: 'families' of {what} must map families to their shares: {', '.join(FAMILIES)}")
+    families = {name: _limit(share, f"the share of {name}", where) for name, share in shares.items()}
+    periods = [share.period_ns for share in families.values() if share.period_ns is not None]
+    if families and period is not None and len(periods) == len(families) and sum(periods) != period:
+        raise TraceError(f"{where}: the shares of {what} add up to {sum(periods)} ns, its period is {period}")
+    return Limit(kernels, period, families)
+
+
+def _split(data: Any, where: str) -> Split | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in ("evidence", "rule")):
+        raise TraceError(f"{where}: 'split' must say evidence and rule")
+    moved = data.get("bytes", {})
+    if not isinstance(moved, dict) or not all(isinstance(value, dict) for value in moved.values()):
+        raise TraceError(f"{where}: 'bytes' of 'split' must map a layer kind to bytes of its families")
+    return Split(data["evidence"], data["rule"], moved)
 
 
 def _positive(data: Mapping[str, Any], key: str, where: str) -> int | None:

@@ -165,6 +165,11 @@ def load_table(name: str | Path) -> NamesTable:
     return parse_table(data, path.name)
 
 
+def sequences(name: str) -> dict[str, list[dict[str, Any]]]:
+    """The lists of launches that come with a table of the package: by title, {kernel, family, what} in launch order."""
+    return json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))["sequences"]
+
+
 @lru_cache(maxsize=1)
 def own_tables() -> tuple[NamesTable, ...]:
     """All tables of the package."""

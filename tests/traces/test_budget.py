@@ -6,7 +6,7 @@ import json
 
 import pytest
 from k3lab.traces import TraceError, budget_names, load_budget, parse_budget
-from k3lab.traces.families import family_of, layer_kind
+from k3lab.traces.families import FAMILIES, family_of, layer_kind
 from k3lab.traces.marks import layer_number, step_mark
 from k3lab.traces.names import base_name, short_name
 
@@ -25,7 +25,8 @@ def test_the_published_budget_states_its_conditions():
     assert budget.source
     assert budget.conditions
     assert parse_budget(budget.to_json()) == budget
-    assert budget_names() == ("gb300-tp16",)
+    assert budget.evidence == "published"
+    assert budget_names() == ("gb300-tp16", "h200-tp16", "h200-tp8")
 
 
 def test_a_limit_for_any_kind_serves_all():
@@ -33,6 +34,18 @@ def test_a_limit_for_any_kind_serves_all():
     assert budget.limit("kda").kernels == budget.limit(None).kernels == 13
     assert budget.limit("mla").kernels == 15
     assert budget.limit("mla").period_ns is None
+
+
+@pytest.mark.parametrize("name", budget_names())
+def test_shares_are_of_our_families_and_add_up_to_the_layer(name):
+    budget = load_budget(name)
+    assert budget.split.evidence == {"gb300-tp16": "inferred"}.get(name, "derived")
+    assert parse_budget(json.loads(json.dumps(budget.to_json()))) == budget
+    for kind, limit in budget.layers.items():
+        assert sum(share.period_ns for share in limit.families.values()) == limit.period_ns
+        assert sum(share.kernels for share in limit.families.values()) >= limit.kernels
+        assert set(limit.families) == set(FAMILIES) - {"lm_head", "kda", "mla"} | {kind}
+        assert set(budget.split.bytes[kind]) == set(limit.families)
 
 
 @pytest.mark.parametrize(("name", "fits"), [("NVIDIA GB300", True), ("gb300", True), ("NVIDIA B300", False),
@@ -46,7 +59,11 @@ def test_gpu_names(name, fits):
     [({"schema": "x"}, "schema"), ({"name": 3}, "'name'"), ({"gpu": " "}, "'gpu'"), ({"tp": None}, "'tp'"),
      ({"tp": True}, "'tp'"), ({"rows": 0}, "'rows'"), ({"layers": {}}, "'layers'"), ({"layers": {"kda": 3}}, "kda"),
      ({"layers": {"kda": {}}}, "neither"), ({"layers": {"kda": {"period_ns": 69.0}}}, "period_ns"),
-     ({"conditions": "x"}, "conditions")],
+     ({"conditions": "x"}, "conditions"), ({"split": {"rule": "x"}}, "split"),
+     ({"layers": {"kda": {"period_ns": 5, "families": {"nofamily": {"period_ns": 5}}}}}, "families"),
+     ({"layers": {"kda": {"period_ns": 5, "families": {"kda": {"period_ns": 3}, "router": {"period_ns": 1}}}}},
+      "add up to 4 ns, its period is 5"),
+     ({"layers": {"kda": {"period_ns": 5, "families": {"kda": {}}}}}, "share of kda")],
 )  # fmt: skip
 def test_wrong_budget_files_are_told_apart(tmp_path, change, says):
     path = tmp_path / "b.json"
