@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ..collector import undisturbed
 from ..errors import TraceError
 from ..model import Trace
 from . import ncu_report, nsys_report
@@ -119,6 +120,8 @@ def _decoded(head: bytes) -> str:
 
 def _other_json(text: str) -> str | None:
     """What JSON is, where its beginning shows that it is another than the profiler's."""
+    if '"ph"' in text or '"traceEvents"' in text:
+        return None
     if any(
         mark in text for mark in ('"CUPTI_ACTIVITY_KIND_', '"StringIds"', '"EXPORT_SCHEMA_VERSION"', '"TARGET_INFO_')
     ):
@@ -151,6 +154,7 @@ def _refusal(head: bytes) -> str:
     return "not a trace; " + ACCEPTED
 
 
+@undisturbed()
 def read_trace(path: str | Path) -> Trace:
     """Read a trace of any kind: torch.profiler JSON, an export, report or gpu trace of Nsight Systems; also packed.
 

@@ -125,6 +125,8 @@ def _only_member(file: IO[bytes], path: Path, folder: Path) -> Path:
                 found = folder / (_UNSAFE.sub("_", base)[-100:] or "trace")
                 with found.open("wb") as out:
                     shutil.copyfileobj(content, out, 1 << 20)
+        while file.read(1 << 20):  # up to the checksum of the packed file
+            pass
     except (tarfile.TarError, EOFError) as error:
         raise TraceError(f"{path.name}: damaged tar archive ({error}); copy or capture it again") from None
     if found is None:
