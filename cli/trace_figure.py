@@ -52,7 +52,9 @@ def register(app: typer.Typer) -> None:
         file: Annotated[Path, typer.Argument(help="A trace, as for check.")],
         out: Annotated[Path, typer.Option("--out", help="Figure to write: .html, .svg or .png.")],
         layer: Annotated[int | None, typer.Option("--layer", help="Number of the layer.")] = None,
-        class_name: Annotated[str | None, typer.Option("--class", help="Class, whose most typical layer is shown.")] = None,
+        class_name: Annotated[
+            str | None, typer.Option("--class", help="Class, whose most typical layer is shown.")
+        ] = None,
         budget: Annotated[str | None, typer.Option("--budget", help="Name of a budget, or its JSON file.")] = None,
         device: Annotated[int | None, typer.Option("--device", help="Device, where the trace has several.")] = None,
         layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,

@@ -6,7 +6,7 @@ right, its bar between. Rows stand under their stream. Colours are middle tones,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 WIDTH = 1120
 CHARACTER = 0.61
-"""Width of a character of the figure's monospaced font, over its size."""
+"""Width of a character of a monospaced font over its size, at most."""
 WAITING = 0.3
 """Opacity of the part of a bar in which a kernel waits or is hidden."""
 _MORE = ("#d65c9d", "#3aa7c4", "#8aa33c", "#b07d56")
 _PALETTE = (*COLOURS, *_MORE)
 _MARGIN, _VALUES, _TITLE, _BAND = 14, 78, 19, 22
 _NAMED_FROM_NS = 1000
+
+
+Scale = Callable[[int], float]
+"""From ns to the x of a pixel."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,17 @@ def family_colours(figure: LayerFigure) -> dict[str | None, str]:
 def titles(figure: LayerFigure) -> tuple[str, str]:
     """What is shown and judged, and where it comes from."""
     kind = f", {figure.kind}" if figure.kind else ""
-    first = f"{figure.layer:.60} (class {figure.class_name}{kind}): {len(figure.bars)} kernels, {us(figure.period_ns)} us"
+    first = (
+        f"{figure.layer:.60} (class {figure.class_name}{kind}): {len(figure.bars)} kernels, {us(figure.period_ns)} us"
+    )
     if figure.budget is not None:
         limits = [f"{figure.budget_kernels} kernels"] if figure.budget_kernels is not None else []
         limits += [f"{us(figure.budget_ns)} us"] if figure.budget_ns is not None else []
         made = " (synthetic)" if figure.synthetic and figure.verdict == "pass" else ""
         first += f"; budget {figure.budget}: {' / '.join(limits) or 'none for this kind'}: {figure.verdict}{made}"
-    second = f"{figure.file:.60}, step {figure.step} of {figure.steps} (the typical one), {figure.gpu or 'GPU not named'}"
+    second = (
+        f"{figure.file:.60}, step {figure.step} of {figure.steps} (the typical one), {figure.gpu or 'GPU not named'}"
+    )
     return first, second + (", synthetic: no measurement" if figure.synthetic else "")
 
 
@@ -160,7 +168,7 @@ def lay_out(figure: LayerFigure) -> Layout:
     items += _band(figure, colours, x, top)
     marks = top + _BAND + 16  # a line of text for the period, one for the budget: they never meet
     plot = marks + 20
-    bottom, rows = _rows(figure, colours, x, plot, row, size, left, right)
+    bottom, rows = _rows(figure, colours, x, plot, row, size, left)
     items += _grid(begin, finish, x, plot, bottom, scale, span)
     items += _gaps(figure, x, plot, bottom)
     items += rows
@@ -174,7 +182,7 @@ def lay_out(figure: LayerFigure) -> Layout:
     return Layout(WIDTH, round(height + _MARGIN), (*items, *legend), f"{first} - {second}", data)
 
 
-def _band(figure: LayerFigure, colours: Mapping[str | None, str], x, top: float) -> list[Rect | Line | Text]:
+def _band(figure: LayerFigure, colours: Mapping[str | None, str], x: Scale, top: float) -> list[Rect | Line | Text]:
     """The families' shares of the period side by side, and the idle time last."""
     items: list[Rect | Line | Text] = [Text(_MARGIN, top + 15, "shares")]
     at = 0
@@ -185,7 +193,9 @@ def _band(figure: LayerFigure, colours: Mapping[str | None, str], x, top: float)
         name, width = family or "other", x(at + ns) - x(at)
         data = {"share": name, "share-ns": str(ns)}
         tip = f"{name}: {us(ns)} us, {ns / max(1, figure.period_ns):.0%} of the period"
-        items.append(Rect(x(at), top, width, _BAND, RED if idle else colours[family], WAITING if idle else 1.0, tip, data))
+        items.append(
+            Rect(x(at), top, width, _BAND, RED if idle else colours[family], WAITING if idle else 1.0, tip, data)
+        )
         text = f"{name} {us(ns)}"
         if len(text) * 10.5 * CHARACTER + 8 <= width:
             items.append(Text(x(at) + width / 2, top + 15, text, 10.5, "middle", None if idle else "#ffffff"))
@@ -194,16 +204,16 @@ def _band(figure: LayerFigure, colours: Mapping[str | None, str], x, top: float)
 
 
 def _rows(
-    figure: LayerFigure, colours: Mapping[str | None, str], x, top: float, row: int, size: float, left: float, right: float
+    figure: LayerFigure, colours: Mapping[str | None, str], x: Scale, top: float, row: int, size: float, left: float
 ) -> tuple[float, list[Rect | Line | Text]]:
     items: list[Rect | Line | Text] = []
     y = top
     for stream, bars in figure.streams:
         adds = sum(bar.increment_ns for bar in bars)
         y += 22
-        items.append(Text(_MARGIN, y - 7, f"stream {stream}", 11.5, bold=True))
-        head = f"{len(bars)} kernel{'s' if len(bars) > 1 else ''}, adds {us(adds)} us"
-        items.append(Text(left, y - 7, head, 11, colour=GREY))
+        name = Text(_MARGIN, y - 7, f"stream {stream}", 11.5, bold=True)
+        head = f"{len(bars)} kernel{'s' if len(bars) > 1 else ''}, together +{us(adds)} us"
+        items += [name, Text(name.span[1] + 12, y - 7, head, 10.5, colour=GREY)]
         items.append(Line(_MARGIN, y - 1, WIDTH - _MARGIN, y - 1, GREY, 0.8, opacity=0.5))
         for bar in bars:
             base, thick = y + row * 0.5 + size * 0.36, row * 0.66
@@ -220,12 +230,14 @@ def _rows(
                 width = max(0.8, x(bar.end_ns) - x(cut))
                 items.append(Rect(x(cut), at, width, thick, colours[bar.family], 1.0, _tip(bar)))
             value = f"+{us(bar.increment_ns)}" if bar.increment_ns else "hidden"
-            items.append(Text(right + _VALUES, base, value, size, "end", None if bar.increment_ns else GREY))
+            items.append(Text(WIDTH - _MARGIN, base, value, size, "end", None if bar.increment_ns else GREY))
             y += row
     return y + 6, items
 
 
-def _grid(begin: int, finish: int, x, top: float, bottom: float, scale: float, span: int) -> list[Rect | Line | Text]:
+def _grid(
+    begin: int, finish: int, x: Scale, top: float, bottom: float, scale: float, span: int
+) -> list[Rect | Line | Text]:
     step = _tick(span, scale * span)
     items: list[Rect | Line | Text] = []
     for at in range(-(-begin // step) * step, finish + 1, step):
@@ -237,7 +249,7 @@ def _grid(begin: int, finish: int, x, top: float, bottom: float, scale: float, s
     return items
 
 
-def _gaps(figure: LayerFigure, x, top: float, bottom: float) -> list[Rect | Line | Text]:
+def _gaps(figure: LayerFigure, x: Scale, top: float, bottom: float) -> list[Rect | Line | Text]:
     items: list[Rect | Line | Text] = []
     for bar in figure.bars:
         if bar.gap_ns:
@@ -248,7 +260,9 @@ def _gaps(figure: LayerFigure, x, top: float, bottom: float) -> list[Rect | Line
     return items
 
 
-def _limits(figure: LayerFigure, x, marks: float, top: float, bottom: float, right: float) -> list[Rect | Line | Text]:
+def _limits(
+    figure: LayerFigure, x: Scale, marks: float, top: float, bottom: float, right: float
+) -> list[Rect | Line | Text]:
     """Vertical lines where the layer ends and where the budget does, each with its text on a line of its own."""
     lines = [(figure.period_ns, f"ends {us(figure.period_ns)} us", GREY, False, marks)]
     if figure.budget_ns is not None:
@@ -257,17 +271,24 @@ def _limits(figure: LayerFigure, x, marks: float, top: float, bottom: float, rig
     items: list[Rect | Line | Text] = []
     for ns, text, colour, dashed, y in lines:
         items.append(Line(x(ns), y + 3, x(ns), bottom, colour, 1.4, dashed))
-        items.append(Text(min(x(ns) + 4, right + _VALUES), y, text, 10.5, "end" if x(ns) > right - 180 else "start", colour))
+        items.append(
+            Text(min(x(ns) + 4, WIDTH - _MARGIN), y, text, 10.5, "end" if x(ns) > right - 180 else "start", colour)
+        )
     return items
 
 
-def _legend(figure: LayerFigure, colours: Mapping[str | None, str], top: float) -> tuple[list[Rect | Line | Text], float]:
+def _legend(
+    figure: LayerFigure, colours: Mapping[str | None, str], top: float
+) -> tuple[list[Rect | Line | Text], float]:
     entries = [(family or "other", colours[family], 1.0, ns) for family, ns in figure.families]
     if figure.gap_ns:
         entries.append(("idle", RED, 0.3, figure.gap_ns))
     items: list[Rect | Line | Text] = []
     x, y = float(_MARGIN), top
-    texts = [(f"{name} {us(ns)} us, {ns / max(1, figure.period_ns):.0%}", colour, opacity) for name, colour, opacity, ns in entries]
+    texts = [
+        (f"{name} {us(ns)} us, {ns / max(1, figure.period_ns):.0%}", colour, opacity)
+        for name, colour, opacity, ns in entries
+    ]
     for text, colour, opacity in [*texts, ("pale: waits for or is hidden behind others", GREY, WAITING)]:
         width = 20 + len(text) * 10.5 * CHARACTER + 18
         if x + width > WIDTH - _MARGIN and x > _MARGIN:

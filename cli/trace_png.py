@@ -38,7 +38,11 @@ def png(layout: Layout) -> bytes:
         point = 72 / _DPI
         for item in layout.items:
             if isinstance(item, Rect):
-                axis.add_patch(Rectangle((item.x, item.y), item.width, item.height, color=item.colour, alpha=item.opacity, linewidth=0))
+                axis.add_patch(
+                    Rectangle(
+                        (item.x, item.y), item.width, item.height, color=item.colour, alpha=item.opacity, linewidth=0
+                    )
+                )
             elif isinstance(item, Line):
                 style = (0, (5, 4)) if item.dashed else "-"
                 axis.plot([item.x1, item.x2], [item.y1, item.y2], color=item.colour, linewidth=item.width * point,
@@ -54,4 +58,6 @@ def png(layout: Layout) -> bytes:
 
 def _drawable(text: str) -> str:
     """The text without characters that are not for drawing."""
-    return "".join(letter if letter.isprintable() and not "\ud800" <= letter <= "\udfff" else "\ufffd" for letter in text)
+    return "".join(
+        letter if letter.isprintable() and not "\ud800" <= letter <= "\udfff" else "\ufffd" for letter in text
+    )

@@ -60,7 +60,9 @@ def _waits(console: Console, skew: dict[str, Any]) -> None:
     table = _table("Who waited for whom (us a step, medians)", ("rank",),
                    ("made the others wait", "waited itself", "last to arrive"))  # fmt: skip
     for row in sorted(skew["ranks"], key=lambda row: (-row["caused_ns"], row["rank"])):
-        table.add_row(str(row["rank"]), us(row["caused_ns"]), us(row["waited_ns"]), f"{row['last']} of {skew['collectives']}")
+        table.add_row(
+            str(row["rank"]), us(row["caused_ns"]), us(row["waited_ns"]), f"{row['last']} of {skew['collectives']}"
+        )
     console.print(table)
     console.print(
         f"clocks brought together by {skew['collectives']} collectives in {skew['steps']} steps, "
@@ -68,7 +70,9 @@ def _waits(console: Console, skew: dict[str, Any]) -> None:
         markup=False,
     )
     for row in skew["transfers"]:
-        console.print(f"  {row['name']}: {row['each_step']} a step, transfer about {us(row['shortest_ns'])} us", markup=False)
+        console.print(
+            f"  {row['name']}: {row['each_step']} a step, transfer about {us(row['shortest_ns'])} us", markup=False
+        )
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -76,7 +80,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
     world = f" of {data['world']}" if data["world"] else ""
     head = f"{len(data['ranks'])}{world} ranks"
     if data["budget"]:
-        console.print(f"{word(data['verdict'], data['synthetic'])} {head} against {data['budget']['name']}", highlight=False)
+        console.print(
+            f"{word(data['verdict'], data['synthetic'])} {head} against {data['budget']['name']}", highlight=False
+        )
     else:
         console.print(head, markup=False)
     console.print(_ranks(data))
@@ -96,7 +102,9 @@ def register(app: typer.Typer) -> None:
     def ranks(
         files: Annotated[list[Path], typer.Argument(help="Traces, one a rank, or files that hold several.")],
         budget: Annotated[str | None, typer.Option("--budget", help="Name of a budget, or its JSON file.")] = None,
-        world: Annotated[int | None, typer.Option("--world", help="Ranks of the run, where the files do not say.")] = None,
+        world: Annotated[
+            int | None, typer.Option("--world", help="Ranks of the run, where the files do not say.")
+        ] = None,
         gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU, where the traces do not name it.")] = None,
         tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel size of the run.")] = None,
         rows: Annotated[int | None, typer.Option("--rows", help="Tokens in a step.")] = None,

@@ -48,7 +48,9 @@ def _item(item: Rect | Line | Text) -> str:
         return f'<line {ends} stroke="{item.colour}" stroke-width="{item.width}" opacity="{item.opacity}"{dash}/>'
     if isinstance(item, Rect):
         data = "".join(f" data-{name}={_attribute(value)}" for name, value in item.data.items())
-        place = f'x="{_number(item.x)}" y="{_number(item.y)}" width="{_number(item.width)}" height="{_number(item.height)}"'
+        place = (
+            f'x="{_number(item.x)}" y="{_number(item.y)}" width="{_number(item.width)}" height="{_number(item.height)}"'
+        )
         drawn = f'<rect {place} fill="{item.colour}" fill-opacity="{item.opacity}"{data}/>'
     else:
         style = f' style="fill:{item.colour}"' if item.colour else ""
