@@ -117,15 +117,13 @@ def test_without_layers_nothing_is_explained_and_that_is_said(tmp_path, make):
 def test_stock_kernels_where_the_plan_has_ours(tmp_path):
     path = synthesize(tmp_path / "t.json", steps=STEPS, faults=Faults(stock=tuple(range(12))))
     plan = {"k3_experts_triton_routed": "experts", "fused_moe": "experts"}
-    told = [f for f in findings(path, plan=plan) if f.kind == "fallback"]
-    assert [f.text.split(":")[0] for f in told] == ["class A", "class B"]
-    assert (
-        "kernel 9 fused_moe_kernel [experts] is a stock kernel, where the plan has k3_experts_triton_routed"
-        in told[0].text
-    )
-    assert told[0].cost_ns == pytest.approx(9 * 24_000, rel=0.02)
+    (told,) = [f for f in findings(path, plan=plan) if f.kind == "fallback"]
+    assert told.text.startswith("k3_experts_triton_routed [experts] is planned and did not run in 12 layers: stock kernels of "
+                                "its family ran, fused_moe_kernel (24.")  # fmt: skip
+    assert told.cost_ns == pytest.approx(12 * 24_000, rel=0.02)
     assert not [f for f in findings(path, plan={"fused_moe": "experts"}) if f.kind == "fallback"]
-    assert not [f for f in findings(path, plan={"fused_moe_kernel": "experts"} | plan) if f.kind == "fallback"]
+    ours = synthesize(tmp_path / "u.json", steps=STEPS)
+    assert not [f for f in findings(ours, plan=plan) if f.kind == "fallback"]
 
 
 def test_layers_of_another_class_with_more_kernels_are_told_against_the_larger_class(tmp_path):

@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 
 from ..analysis import DeviceLayers, Layer
 from ..budget import Budget
+from ..families import is_ours
 from ..layers import LayerClass
 from ..names import base_name, short_name
 from ..recurrence import likeness
@@ -74,7 +75,7 @@ def against_class(one: Aligned, device: DeviceLayers) -> list[Finding]:
         for a, b, c, d in _blocks(one.group.sequence, layer.kernels):
             gone, new = one.group.sequence[a:b], layer.kernels[c:d]
             saved, cost = sum(increments[a:b]), _adds(layer, c, d)
-            if gone and new and any("k3_" in name for name in gone) and not any("k3_" in name for name in new):
+            if gone and new and any(map(is_ours, gone)) and not any(map(is_ours, new)):
                 text = (
                     f"{layer.name}: stock kernels {_listed(new)} in place of {_listed(gone)} "
                     f"({microseconds(cost)} against {microseconds(saved)})"

@@ -13,7 +13,7 @@ from .causes import Causes
 from .differences import against_class, between_classes, over_count
 from .finding import Finding, by_cost
 from .gaps import find_gaps, gap_findings
-from .kernels import against_peers, largest_parts, not_ours
+from .kernels import against_peers, largest_parts, stock_kernels
 from .overlap import lost_overlap, no_overlap, not_hidden, run_ahead
 from .steps import between_steps, several_graphs, shifted
 
@@ -55,12 +55,12 @@ def explain(
     for one in classes:
         found += against_class(one, device)
         found += against_peers(one, device, failed, plan, told)
-        found += not_ours(one, plan)
         if budget is not None:
             found += over_count(one, budget)
         if failed.intersection(one.group.members):
             found.append(largest_parts(one, plan))
     found += between_classes(classes)
+    found += stock_kernels(device, plan)
     found += several_graphs(trace, device, gaps)
     found += between_steps(device, causes)
     found += shifted(device, step_ns)

@@ -6,7 +6,9 @@ from collections.abc import Collection
 
 from ..analysis import DeviceLayers, Layer
 from ..collectives import is_collective
-from ..families import Plan, family_of
+from ..families import Names, Plan, is_ours, stock_instead
+from ..names import short_name
+from ..timing import median_ns
 from ..verdict import class_period, microseconds
 from .alignment import Aligned, notable, usual_increments
 from .finding import NOTABLE_NS, Finding, kernel_label
@@ -14,6 +16,7 @@ from .finding import NOTABLE_NS, Finding, kernel_label
 _OUTLIER = 1.15
 _FAR = 1.5
 _PER_LAYER = 4
+_LISTED = 4
 
 
 def against_peers(
@@ -69,20 +72,29 @@ def largest_parts(one: Aligned, plan: Plan | None) -> Finding:
     return Finding("parts", None, f"class {one.group.name}: most time is added by {listed}")
 
 
-def not_ours(one: Aligned, plan: Plan | None) -> list[Finding]:
-    """Stock kernels of families for which the plan has a kernel of ours."""
-    ours = {family for name, family in (plan or {}).items() if name.startswith("k3_")}
-    increments = usual_increments(one)
+def stock_kernels(device: DeviceLayers, plan: Plan | None) -> list[Finding]:
+    """Planned kernels of ours that did not run, with the stock kernels of their family that did, or that may have."""
+    names = plan if isinstance(plan, Names) else Names(plan or {})
     found = []
-    for position, name in enumerate(one.group.sequence):
-        family = family_of(name, plan)
-        if family is None or family not in ours or "k3_" in name or (plan and name in plan):
+    for item in stock_instead(names, [layer.kernels for layer in device.layers]):
+        stock = [name for name in item.ran if not is_ours(name)]
+        if not stock and (item.ran or not item.unknown):
+            continue  # another kernel of ours ran, or nothing that could be of the family
+        head = f"{item.planned} [{item.family}] is planned and did not run in {len(item.layers)} layers"
+        if not stock:
+            text = f"{head}; in its place may have run: {', '.join(map(short_name, item.unknown[:_LISTED]))}"
+            found.append(Finding("fallback", None, text, None, "stock kernel"))
             continue
-        cost = increments[position] * len(one.group.members)
-        planned = ", ".join(sorted(own for own, of in (plan or {}).items() if of == family and own.startswith("k3_")))
+        cost = sum(_adds(device.layers[index], stock) for index in item.layers)
         text = (
-            f"class {one.group.name}: kernel {position} {kernel_label(name, plan)} is a stock kernel, where the plan has "
-            f"{planned}; it adds {microseconds(increments[position])} a layer"
+            f"{head}: stock kernels of its family ran, {', '.join(map(short_name, stock[:_LISTED]))} "
+            f"({microseconds(cost // len(item.layers))} a layer)"
         )
         found.append(Finding("fallback", None, text, cost, "stock kernel"))
     return found
+
+
+def _adds(layer: Layer, names: Collection[str]) -> int:
+    """Median over the steps of what the layer's kernels of these names add, ns."""
+    at = [index for index, name in enumerate(layer.kernels) if name in names]
+    return median_ns(sum(times.shares[index].increment for index in at) for times in layer.times)
