@@ -44,7 +44,8 @@ def _run(command: list[str], seconds: float) -> int | None:
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them are gone
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel's hands; not worth a wait
+            process.wait(timeout=30)
 
 
 def read_report(path: Path, seconds: float = EXPORT_SECONDS) -> Trace:

@@ -42,6 +42,7 @@ class Columns:
 
     @classmethod
     def of(cls, cells: Sequence[str]) -> Columns:
+        """The columns of a header; of two with one name the first counts."""
         at: dict[str, int] = {}
         units: dict[str, str] = {}
         for index, cell in enumerate(cells):
