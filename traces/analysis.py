@@ -156,7 +156,7 @@ def _modal(steps: Sequence[Step]) -> tuple[str, ...]:
 def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: int | None) -> DeviceLayers:
     kernels = [item.kernel for item in items]
     even, counts = _chosen(steps)
-    counts = replace(counts, strays=strays(even, items, steps.steps))
+    counts = replace(counts, strays=strays(even, items, steps))
     split = split_step(even[0], layers)
     if isinstance(split, Abstain):
         return _nothing(trace, kernels, steps, split, counts)

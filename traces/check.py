@@ -8,6 +8,7 @@ from typing import Any
 
 from .analysis import DeviceLayers, analyse, lanes
 from .budget import Budget, load_budget
+from .collector import undisturbed
 from .errors import TraceError
 from .explain import explain
 from .families import Plan, read_plan
@@ -32,6 +33,7 @@ from .verdict import (
 PlanLike = str | Path | Mapping[str, Any] | list[Any]
 
 
+@undisturbed()
 def check_trace(
     path: str | Path,
     budget: str | Path | Budget,
@@ -68,6 +70,7 @@ def check_trace(
     return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan, step_ns)
 
 
+@undisturbed()
 def inspect_trace(
     path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None, step_ns: int | None = None
 ) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -119,14 +119,16 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
         for number, call in calls.items()
     }
     unlaunched = (None, None, None, None)
-    found = []
-    for kernel in kernels:
-        launched, replay, step, layer = launches.get(kernel.correlation, unlaunched)
-        created = kernel.node
-        if created in captured:
-            created, layer = captured[created]
-        found.append(Marked(kernel, launched, replay, created, step, layer))
-    return found
+
+    def rows() -> Iterator[tuple]:
+        for kernel in kernels:
+            launched, replay, step, layer = launches.get(kernel.correlation, unlaunched)
+            created = kernel.node
+            if created in captured:
+                created, layer = captured[created]
+            yield kernel, launched, replay, created, step, layer
+
+    return list(map(Marked._make, rows()))
 
 
 def _is_replay(call: ApiCall | None, kernels: int) -> bool:
@@ -194,24 +196,22 @@ def _one_step_each(launches: list[Step]) -> list[list[Step]]:
     return [[launch] for launch in launches] if len({launch.names for launch in launches}) == 1 else [launches]
 
 
-def _mostly_eager(items: Sequence[Marked]) -> bool:
-    """Whether more kernels are launched one by one than by graphs: a small graph somewhere in an eager step."""
-    return sum([item.replay is None for item in items]) > len(items) / 2
-
-
 def find_steps(items: Sequence[Marked]) -> Steps:
     """Cut the kernels of one device, given by start, into steps in time order."""
     replays: dict[int, list[Marked]] = defaultdict(list)
-    under: dict[HostRange, list[Marked]] = defaultdict(list)
+    eager: dict[HostRange, list[Marked]] = defaultdict(list)
+    mark, group = None, []
     for item in items:
         if item.replay is not None:
             replays[item.replay].append(item)
-        if item.step is not None:
-            under[item.step].append(item)
+        elif item.step is not None:
+            if item.step is not mark:  # else that of the kernel before: a range takes long to hash
+                mark, group = item.step, eager[item.step]
+            group.append(item)
     if replays:
-        steps, source = _replayed_steps(items, list(replays.values()), under)
+        steps, source = _replayed_steps(items, list(replays.values()), eager)
     else:
-        groups, source = list(under.values()), MARKS
+        groups, source = list(eager.values()), MARKS
         if not groups:
             groups, source = _layer_passes(_in_launch_order(items, False)), LAYERS
         if not groups and items:
@@ -227,9 +227,15 @@ def _inside(steps: Sequence[Step]) -> set[int]:
 
 
 def _replayed_steps(
-    items: Sequence[Marked], groups: list[list[Marked]], under: dict[HostRange, list[Marked]]
+    items: Sequence[Marked], groups: list[list[Marked]], eager: Mapping[HostRange, list[Marked]]
 ) -> tuple[list[Step], str]:
-    """Steps from the kernels of each graph launch (by start), and how they were found."""
+    """Steps from the kernels of each graph launch (by start), and how they were found.
+
+    Args:
+        items: all kernels of the device.
+        groups: those of each graph launch.
+        eager: by step mark those launched one by one.
+    """
     by_node = _nodes_follow_streams(groups)
     launches = [_step(_in_launch_order(group, by_node)) for group in groups]
     by_mark: dict[HostRange, list[Step]] = {}
@@ -239,8 +245,9 @@ def _replayed_steps(
     if sum(map(len, by_mark.values())) == len(launches):
         steps: list[Step] = []
         for found, marked in by_mark.items():
-            if _mostly_eager(under[found]):
-                steps.append(_step(_in_launch_order(under[found], by_node)))
+            replayed, alone = [item for launch in marked for item in launch.kernels], eager.get(found, [])
+            if len(alone) > len(replayed):  # a small graph somewhere in an eager step
+                steps.append(_step(_in_launch_order([*alone, *replayed], by_node)))
             else:
                 steps.extend(_together(items, run, by_node) for run in _one_step_each(marked))
         return steps, MARKED_GRAPHS
@@ -292,11 +299,11 @@ def merged(steps: Steps, items: Sequence[Marked]) -> Steps:
     )
 
 
-def strays(steps: Sequence[Step], items: Sequence[Marked], every: Sequence[Step]) -> int:
+def strays(steps: Sequence[Step], items: Sequence[Marked], every: Steps) -> int:
     """Kernels in none of ``every`` step that run while one of ``steps`` does, launched from elsewhere."""
-    inside = _inside(every)
-    if len(inside) == len(items):
+    if not every.outside:
         return 0
+    inside = _inside(every.steps)
     windows = [(step.begin, step.end) for step in steps]
     starts = [start for start, _ in windows]  # steps come in time order
     count = 0
