@@ -167,9 +167,10 @@ def lay_out(figure: LayerFigure) -> Layout:
     top = _MARGIN + 2 * _TITLE + 12
     items += _band(figure, colours, x, top)
     marks = top + _BAND + 16  # a line of text for the period, one for the budget: they never meet
-    plot = marks + 20
+    tall = count > 40  # the axis below is far away: ticks above as well
+    plot = marks + (36 if tall else 20)
     bottom, rows = _rows(figure, colours, x, plot, row, size, left)
-    items += _grid(begin, finish, x, plot, bottom, scale, span)
+    items += _grid(begin, finish, x, plot, bottom, scale, span, tall)
     items += _gaps(figure, x, plot, bottom)
     items += rows
     items += _limits(figure, x, marks, plot, bottom, right)
@@ -236,7 +237,7 @@ def _rows(
 
 
 def _grid(
-    begin: int, finish: int, x: Scale, top: float, bottom: float, scale: float, span: int
+    begin: int, finish: int, x: Scale, top: float, bottom: float, scale: float, span: int, tall: bool
 ) -> list[Rect | Line | Text]:
     step = _tick(span, scale * span)
     items: list[Rect | Line | Text] = []
@@ -244,6 +245,8 @@ def _grid(
         items.append(Line(x(at), top, x(at), bottom, GREY, 0.8, opacity=0.55 if at == 0 else 0.22))
         label = f"{at / 1000:.3f}".rstrip("0").rstrip(".")
         items.append(Text(x(at), bottom + 14, label, 10.5, "middle", GREY))
+        if tall:
+            items.append(Text(x(at), top - 4, label, 10.5, "middle", GREY))
     note = "us from the end of the last kernel before the layer"
     items.append(Text((x(begin) + x(finish)) / 2, bottom + 32, note, 10.5, "middle", GREY))
     return items

@@ -10,7 +10,7 @@ from .errors import TraceError
 _KEEP_PREFIXES = ("CUPTI_ACTIVITY_KIND_", "CUDA_GRAPH_", "NVTX_", "ENUM_", "TARGET_INFO_CUDA_")
 _KEEP = frozenset({
     "StringIds", "TARGET_INFO_GPU", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS", "PROFILER_OVERHEAD",
-    "DIAGNOSTIC_EVENT", "META_DATA_EXPORT", "META_DATA_CAPTURE",
+    "DIAGNOSTIC_EVENT", "PROCESSES", "META_DATA_EXPORT", "META_DATA_CAPTURE",
 })  # fmt: skip
 _KEEP_CAPTURE = "CUDA_GRAPH_TRACE_OPTIONS:"
 _KEEP_EXPORT = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION", "EXPORT_PARAM_LAZY", "EXPORT_PARAM_TIME")
@@ -58,6 +58,8 @@ def _scrub(database: sqlite3.Connection) -> list[str]:
         database.execute(f"DELETE FROM META_DATA_EXPORT WHERE NOT ({wanted})", _KEEP_EXPORT)
     if "DIAGNOSTIC_EVENT" in kept:
         database.execute("UPDATE DIAGNOSTIC_EVENT SET text = '' WHERE instr(text, '/') > 0")  # holds a path
+    if "PROCESSES" in kept:
+        _drop_processes(database, kept)
     if "StringIds" in kept:
         _drop_strings(database, kept)
     database.commit()
@@ -67,12 +69,31 @@ def _scrub(database: sqlite3.Connection) -> list[str]:
     return [str(name) for (name,) in database.execute("SELECT name FROM TARGET_INFO_GPU")]
 
 
+def _drop_processes(database: sqlite3.Connection, kept: list[str]) -> None:
+    """Keep the processes named like one that owns kernels: workers without any are then still seen as missing."""
+    kernels = "CUPTI_ACTIVITY_KIND_KERNEL"
+    known = [
+        kernels in kept and "globalPid" in _columns(database, kernels),
+        {"globalPid", "name"} <= _columns(database, "PROCESSES"),
+    ]
+    if not all(known):
+        database.execute("DELETE FROM PROCESSES")
+        return
+    owners = f"SELECT name FROM PROCESSES WHERE globalPid IN (SELECT DISTINCT globalPid FROM {kernels})"
+    keep = set(database.execute(owners))
+    others = set(database.execute("SELECT name FROM PROCESSES")) - keep
+    database.executemany("DELETE FROM PROCESSES WHERE name IS ?", others)
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
+
+
 def _drop_strings(database: sqlite3.Connection, kept: list[str]) -> None:
     """Delete the strings that no kept row names: output and file contents of the process are among them."""
     database.execute("CREATE TEMP TABLE used (id INTEGER PRIMARY KEY)")
     for table in kept:
-        columns = {row[1] for row in database.execute(f"PRAGMA table_info({_quoted(table)})")}
-        for column in columns.intersection(_NAMES):
+        for column in _columns(database, table).intersection(_NAMES):
             database.execute(
                 f"INSERT OR IGNORE INTO used SELECT {column} FROM {_quoted(table)} WHERE typeof({column}) = 'integer'"
             )

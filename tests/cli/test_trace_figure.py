@@ -148,7 +148,7 @@ def test_which_layer_is_shown(slow):
             layer_figure(slow, **arguments)
 
 
-@pytest.mark.parametrize("count", [2, 13, 60, 300])
+@pytest.mark.parametrize("count", [4, 13, 60, 300])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_labels_never_meet(tmp_path, count, streams):
     names = [

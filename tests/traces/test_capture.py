@@ -68,6 +68,11 @@ def nsys(tmp_path, make, monkeypatch):
     database = sqlite3.connect(file.write())
     database.execute("CREATE TABLE ProcessStreams (globalPid, filenameId, contentId)")
     database.execute("INSERT INTO ProcessStreams SELECT 1, 1, id FROM StringIds WHERE value = ?", (SECRETS[3],))
+    database.execute("CREATE TABLE PROCESSES (globalPid, pid, name)")
+    owner = database.execute("SELECT globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
+    database.executemany(
+        "INSERT INTO PROCESSES VALUES (?, ?, ?)", [(owner, 1, "python"), (7, 2, "python"), (8, 3, SECRETS[2])]
+    )
     database.execute("CREATE VIEW everything AS SELECT * FROM ProcessStreams")
     database.commit()
     database.close()
@@ -122,6 +127,7 @@ def test_what_nsys_exports_is_kept_without_environment_arguments_and_output(nsys
     for name in ("kernels", "apis", "ranges", "node_origins", "gpus", "graph_mode", "tool"):
         assert getattr(trace, name) == getattr(whole, name), name
     database = sqlite3.connect(out)
+    assert database.execute("SELECT pid, name FROM PROCESSES").fetchall() == [(1, "python"), (2, "python")]
     assert ("Not all CUDA events might have been collected.",) in database.execute(
         "SELECT text FROM DIAGNOSTIC_EVENT"
     ).fetchall()

@@ -151,3 +151,15 @@ if (BUBBLE := "synth_pdl_decode_13x4x3.json") in EXPECTED:
     def test_the_slow_kernel_and_the_bubble_of_the_synthetic_decode():
         assert [(item.kind, item.layer, item.cost_ns) for item in findings(BUBBLE, "kernel", "gap", "overlap")] == [
             ("kernel", 2, 12_000), ("gap", 3, 3_500)]  # fmt: skip
+
+
+if (TWO := "nsys_2026.2_schema3.25.0_2gpu_nvtx.sqlite") in EXPECTED:
+
+    def test_each_process_of_a_file_is_a_rank():
+        from k3lab.traces.ranks import check_ranks
+
+        report = check_ranks([FOLDER / TWO], "gb300-tp16")
+        assert [(lane.number, lane.device.layers.device) for lane in report.ranks] == [(0, 0), (1, 1)]
+        assert report.verdict == "inconclusive" and "2 ranks are there, the world has 16" in report.doubts
+        assert all(item.spread_ns == item.largest_ns - item.smallest_ns for item in report.layers)
+        assert report.skew.refused is not None and report.skew.ranks == ()
