@@ -9,6 +9,7 @@ import typer
 
 from . import trace_calls, trace_capture, trace_figure, trace_kernels, trace_ranks, trace_synthesize
 from .output import Json, emit
+from .trace_families import render_families
 from .trace_words import lines, us, word
 
 if TYPE_CHECKING:
@@ -16,9 +17,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Traces of decode steps: layers, times, budgets.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="torch.profiler JSON; Nsight Systems export (sqlite, parquetdir), report or cuda_gpu_trace.")]
+File = Annotated[
+    Path,
+    typer.Argument(help="torch.profiler JSON; Nsight Systems export (sqlite, parquetdir), report or cuda_gpu_trace."),
+]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")]
 Plan = Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--names", help="Names table of another engine, or its JSON file; repeatable. Default: all known."),
+]
 StepUs = Annotated[
     float | None, typer.Option("--step-us", min=0.001, max=1e9, help="A step's time without a profiler, to compare.")
 ]
@@ -78,7 +86,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
     if judged:
         first = f": {data['reasons'][0]}" if data["reasons"] else ""
         console.print(
-            f"{word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}",
+            f"{word(data['verdict'], synthetic)} {data['file']} against {data['budget']['name']}"
+            + (f", family {data['family']}" if data["family"] else ""),
             highlight=False,
             end="",
         )
@@ -96,6 +105,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
         if device["layers"]:
             console.print(_classes(device, judged, synthetic))
             console.print(_layers(device, judged, synthetic))
+            render_families(console, device, judged, synthetic)
         lines(console, "Findings", [item["text"] for item in device["findings"]])
     lines(console, "Reasons", data["reasons"])
     lines(console, "Notes", data["notes"])
@@ -110,24 +120,44 @@ def check(
     rows: Annotated[int | None, typer.Option("--rows", help="Tokens in a step.")] = None,
     layers: Layers = None,
     plan: Plan = None,
+    family: Annotated[str | None, typer.Option("--family", help="Hold one family against its share.")] = None,
+    names: Names = None,
     step_us: StepUs = None,
     as_json: Json = False,
 ) -> None:
-    """Hold the layers of a trace against a budget: exit 0 only for a pass."""
+    """Hold the layers of a trace against a budget, or one family against its share of it: exit 0 only for a pass."""
     from ..traces import check_trace
 
-    report = check_trace(file, budget, gpu=gpu, tp=tp, rows=rows, layers=layers, plan=plan, step_ns=_ns(step_us))
+    report = check_trace(
+        file,
+        budget,
+        gpu=gpu,
+        tp=tp,
+        rows=rows,
+        layers=layers,
+        plan=plan,
+        step_ns=_ns(step_us),
+        family=family,
+        names=names,
+    )
     emit(report.to_json(), as_json, render)
     if report.verdict != "pass":
         raise typer.Exit(1)
 
 
 @app.command("show")
-def show(file: File, layers: Layers = None, plan: Plan = None, step_us: StepUs = None, as_json: Json = False) -> None:
+def show(
+    file: File,
+    layers: Layers = None,
+    plan: Plan = None,
+    names: Names = None,
+    step_us: StepUs = None,
+    as_json: Json = False,
+) -> None:
     """Show steps, layers and their times, without a budget."""
     from ..traces import inspect_trace
 
-    emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us)).to_json(), as_json, render)
+    emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names).to_json(), as_json, render)
 
 
 for _module in (trace_ranks, trace_capture, trace_figure, trace_synthesize, trace_calls, trace_kernels):

@@ -82,6 +82,15 @@ class Budget:
             return found or (next(iter(self.layers.values())) if len(self.layers) == 1 else None)
         return self.layers.get(kind) or self.layers.get(ANY)
 
+    def loosest(self) -> Limit:
+        """The limit that a layer of any kind must keep: a layer of unknown kind that is over it is over its own."""
+        kernels = [limit.kernels for limit in self.layers.values()]
+        periods = [limit.period_ns for limit in self.layers.values()]
+        return Limit(
+            None if None in kernels else max(value for value in kernels if value is not None),
+            None if None in periods else max(value for value in periods if value is not None),
+        )
+
     def fits_gpu(self, name: str) -> bool:
         """Whether a device name is the budget's GPU: ``NVIDIA GB300`` is GB300, ``NVIDIA B300`` is not."""
         words = name.upper().replace("-", " ").replace("_", " ").split()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .analysis import DeviceLayers, analyse, lanes
 from .budget import Budget, load_budget
 from .collector import undisturbed
 from .errors import TraceError
 from .explain import explain
-from .families import Plan, read_plan
+from .families import Names, PlanLike, gather_names
+from .family_check import ClassFamilies, FamilyView, class_families, judge_family_layer, known_family, view_families
 from .model import Trace
 from .readers.nsys_sqlite import RECAPTURE
 from .readers.opening import read_trace
@@ -22,6 +22,7 @@ from .verdict import (
     INCONCLUSIVE,
     NOT_JUDGED,
     PASS,
+    Doubts,
     Judgement,
     find_doubts,
     judge_class,
@@ -29,8 +30,6 @@ from .verdict import (
     microseconds,
     worst,
 )
-
-PlanLike = str | Path | Mapping[str, Any] | list[Any]
 
 
 @undisturbed()
@@ -44,6 +43,8 @@ def check_trace(
     rows: int | None = None,
     plan: PlanLike | None = None,
     step_ns: int | None = None,
+    family: str | None = None,
+    names: Sequence[str | Path] | None = None,
 ) -> Report:
     """Hold the layers of a decode trace against a budget.
 
@@ -56,6 +57,8 @@ def check_trace(
         rows: tokens in a step; likewise.
         plan: {kernel name: family}, a list of {kernel, family}, or the path of such a JSON file.
         step_ns: how long a step takes without a profiler; a traced step far from it is told.
+        family: hold the kernels of this family against its share of the layer, instead of the layer.
+        names: names tables (by name or path) for kernels of other engines; those of the package where not given.
 
     Returns:
         A report whose verdict is ``pass``, ``fail`` or ``inconclusive``.
@@ -67,18 +70,25 @@ def check_trace(
     for name, value in (("layers", layers), ("tp", tp), ("rows", rows), ("step_ns", step_ns)):
         if value is not None and value < 1:
             raise TraceError(f"{name} must be 1 or more, not {value}")
-    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan, step_ns)
+    if family is not None:
+        known_family(family)
+    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan, step_ns, family, names)
 
 
 @undisturbed()
 def inspect_trace(
-    path: str | Path, *, layers: int | None = None, plan: PlanLike | None = None, step_ns: int | None = None
+    path: str | Path,
+    *,
+    layers: int | None = None,
+    plan: PlanLike | None = None,
+    step_ns: int | None = None,
+    names: Sequence[str | Path] | None = None,
 ) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
     for name, value in (("layers", layers), ("step_ns", step_ns)):
         if value is not None and value < 1:
             raise TraceError(f"{name} must be 1 or more, not {value}")
-    return report_on(read_trace(path), None, layers, None, None, None, plan, step_ns)
+    return report_on(read_trace(path), None, layers, None, None, None, plan, step_ns, names=names)
 
 
 def report_on(
@@ -90,15 +100,17 @@ def report_on(
     rows: int | None,
     plan: PlanLike | None,
     step_ns: int | None = None,
+    family: str | None = None,
+    names: Sequence[str | Path] | None = None,
 ) -> Report:
     """The report on a trace that was read already; arguments and errors as for ``check_trace``."""
-    families = read_plan(plan) if plan is not None else None
+    known = gather_names(plan, names)
     if not trace.kernels:
         return _without_kernels(trace, budget)
     reports, reasons = [], []
     for kernels in lanes(trace):
         device = analyse(trace, kernels, layers)
-        report, why = _judge_device(trace, device, budget, gpu, tp, rows, families, step_ns)
+        report, why = _judge_device(trace, device, budget, gpu, tp, rows, known, step_ns, family)
         reports.append(report)
         reasons.extend(why)
     devices = tuple(reports)
@@ -106,7 +118,7 @@ def report_on(
     if budget is not None:
         notes.extend(_budget_notes(trace, devices, budget, gpu, tp, rows))
     verdict = worst(report.verdict for report in devices) if budget else NOT_JUDGED
-    return Report(trace, budget, devices, verdict, tuple(dict.fromkeys(reasons)), tuple(notes), families)
+    return Report(trace, budget, devices, verdict, tuple(dict.fromkeys(reasons)), tuple(notes), known, family)
 
 
 def _without_kernels(trace: Trace, budget: Budget | None) -> Report:
@@ -134,18 +146,26 @@ def _judge_device(
     gpu: str | None,
     tp: int | None,
     rows: int | None,
-    plan: Plan | None,
+    plan: Names,
     step_ns: int | None,
+    family: str | None,
 ) -> tuple[DeviceReport, list[str]]:
+    view = view_families(device, plan)
     if budget is None:
         reasons = [f"no layers found: {device.abstained.reason}"] if device.abstained else []
-        return DeviceReport(
-            device, (), (), tuple(explain(trace, device, plan=plan, step_ns=step_ns)), NOT_JUDGED
-        ), reasons
+        findings = tuple(explain(trace, device, plan=plan, step_ns=step_ns))
+        return DeviceReport(device, (), (), findings, NOT_JUDGED, _families(view, device, None, None)), reasons
     doubts = find_doubts(trace, device, budget, gpu, tp, rows)
     groups = {index: group for group in device.classes for index in group.members}
-    layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
-    classes = tuple(judge_class(group, device, budget, doubts) for group in device.classes)
+    families = _families(view, device, budget, doubts)
+    if family is None:
+        layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
+        classes = tuple(judge_class(group, device, budget, doubts) for group in device.classes)
+    else:
+        layers = tuple(
+            judge_family_layer(view, i, family, groups[i].kind, budget, doubts) for i in range(len(device.layers))
+        )
+        classes = tuple(_row(found, family) for found in families)
     verdict = worst(judgement.verdict for judgement in (*layers, *classes))
     reasons = []
     for group, judgement in zip(device.classes, classes, strict=True):
@@ -165,14 +185,28 @@ def _judge_device(
     if verdict == PASS:
         kept = sum(judgement.verdict == PASS for judgement in layers)
         rest = f"; {len(layers) - kept} layers not judged" if kept < len(layers) else ""
-        reasons.append(f"{kept} layers within the budget{rest}")
+        held = f"{family}: {kept} layers within its share" if family else f"{kept} layers within the budget"
+        reasons.append(f"{held}{rest}")
     if verdict == NOT_JUDGED:  # nothing that the budget speaks of: never a pass
         verdict = INCONCLUSIVE
         kinds = ", ".join(sorted(budget.layers))
-        if not doubts.everything:
+        if family is not None and device.layers:
+            reasons.append(f"{family}: " + next((why for item in layers for why in item.reasons), "nothing to judge"))
+        elif not doubts.everything:
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
     findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns))
-    return DeviceReport(device, layers, classes, findings, verdict), reasons
+    return DeviceReport(device, layers, classes, findings, verdict, families), reasons
+
+
+def _families(
+    view: FamilyView, device: DeviceLayers, budget: Budget | None, doubts: Doubts | None
+) -> tuple[ClassFamilies, ...]:
+    return tuple(class_families(view, group, budget, doubts) for group in device.classes)
+
+
+def _row(found: ClassFamilies, family: str) -> Judgement:
+    rows = [row.judgement for row in found.rows if row.family == family]
+    return rows[0] if rows else Judgement(NOT_JUDGED, (f"the budget has no share of {family} in such layers",))
 
 
 def _inconclusive(
@@ -210,6 +244,10 @@ def _budget_notes(
         assumed.append(f"{budget.rows} rows")
     if assumed:
         notes.append(f"not in the trace and taken from the budget: {', '.join(assumed)}")
+    if budget.evidence == "derived":
+        notes.append(f"budget {budget.name} is derived, not measured and not published: {budget.source}")
+    if budget.split is not None:
+        notes.append(f"shares of families are {budget.split.evidence}: {budget.split.rule}")
     if budget.inferred:
         notes.append(f"inferred in the budget, not stated by its source: {', '.join(budget.inferred)}")
     return notes

@@ -14,7 +14,7 @@ from .steps import Step
 
 NODE_MARKS = "NVTX ranges at graph capture"
 LAUNCH_MARKS = "NVTX or user ranges around the launches"
-ANCHORS = "our attention projections, and what recurs before them"
+ANCHORS = "our attention projections"
 RECURRENCE = "recurring kernel sequence"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from .analysis import ENOUGH_STEPS, DeviceLayers, Layer
 from .budget import Budget
 from .explain import Finding, median_increments
-from .families import Plan, family_of
+from .families import Names, Plan
+from .family_check import ClassFamilies
 from .layers import RECURRENCE, LayerClass
 from .model import Trace
 from .timing import quantile_ns
@@ -28,6 +30,8 @@ class DeviceReport:
     class_judgements: tuple[Judgement, ...]
     findings: tuple[Finding, ...]
     verdict: str
+    families: tuple[ClassFamilies, ...] = ()
+    """Of each class, in the order of the classes."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,15 @@ class Report:
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     plan: Plan | None = None
+    family: str | None = None
+    """The family that was held against its share, where it was not the whole layer."""
 
     @property
     def headline(self) -> str:
         """One line: file, verdict, first reason."""
         made = f" [{SYNTHETIC}]" if self.trace.synthetic else ""
         against = f" against {self.budget.name}" if self.budget else ""
+        against += f", family {self.family}" if self.family else ""
         why = f": {self.reasons[0]}" if self.reasons else ""
         return f"{self.trace.path}{made}: {self.verdict}{against}{why}"
 
@@ -67,6 +74,7 @@ class Report:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "budget": self.budget.to_json() if self.budget else None,
+            "family": self.family,
             "resolution_ns": trace.resolution_ns,
             "kernels": len(trace.kernels),
             "copies": dict(sorted(trace.copies.items())),
@@ -106,7 +114,9 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
             "candidates": [list(pair) for pair in device.abstained.candidates] if device.abstained else [],
         },
         "classes": [
-            _class_json(group, device, plan) | _judged(report.class_judgements, index)
+            _class_json(group, device, plan)
+            | _families_json(report.families[index] if report.families else None)
+            | _judged(report.class_judgements, index)
             for index, group in enumerate(device.classes)
         ],
         "layers": [
@@ -120,8 +130,33 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _families_json(found: ClassFamilies | None) -> dict[str, Any]:
+    if found is None:
+        return {"families": [], "unknown": {"kernels": 0, "time_ns": 0, "names": []}}
+    rows = [
+        {
+            "family": row.family,
+            "kernels": row.part.kernels,
+            "time_ns": row.part.time_ns,
+            "share_kernels": row.limit.kernels if row.limit else None,
+            "share_ns": row.limit.period_ns if row.limit else None,
+            "verdict": row.judgement.verdict,
+            "count": row.judgement.count,
+            "time": row.judgement.time,
+            "reasons": list(row.judgement.reasons),
+        }
+        for row in found.rows
+    ]
+    names = [{"kernel": name, "times": times} for name, times in Counter(found.unknown.names).items()]
+    return {
+        "families": rows,
+        "unknown": {"kernels": found.unknown.kernels, "time_ns": found.unknown.time_ns, "names": names},
+    }
+
+
 def _class_json(group: LayerClass, device: DeviceLayers, plan: Plan | None) -> dict[str, Any]:
     increments = median_increments(group, device)
+    families = (plan if isinstance(plan, Names) else Names(plan or {})).families(group.sequence)
     return {
         "class": group.name,
         "kind": group.kind,
@@ -129,7 +164,7 @@ def _class_json(group: LayerClass, device: DeviceLayers, plan: Plan | None) -> d
         "kernels": len(group.sequence),
         "completion_period_ns": class_period(group, device),
         "sequence": [
-            {"kernel": name, "family": family_of(name, plan), "increment_ns": increments[position]}
+            {"kernel": name, "family": families[position], "increment_ns": increments[position]}
             for position, name in enumerate(group.sequence)
         ],
     }

@@ -117,11 +117,27 @@ def _other_rows(rows: int | None, device: DeviceLayers, budget: Budget) -> list[
     return []
 
 
-def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, doubts: Doubts) -> Judgement:
+def _judge(kernels: int, period: int, budget: Budget, kind: str | None, doubts: Doubts) -> Judgement:
     if doubts.everything:
         return Judgement(INCONCLUSIVE, doubts.everything, INCONCLUSIVE, INCONCLUSIVE)
-    if limit is None:
+    limit = budget.limit(kind)
+    if limit is not None:
+        return judge_part(kernels, period, limit, doubts)
+    if kind is not None:
         return Judgement(NOT_JUDGED, (f"the budget has no figure for {kind} layers",))
+    found = judge_part(kernels, period, budget.loosest(), doubts)
+    if found.verdict == FAIL:
+        return found
+    kinds = ", ".join(budget.layers)
+    return Judgement(INCONCLUSIVE, (f"no kernel name tells the layer kind; the budget differs by kind: {kinds}",),
+                     INCONCLUSIVE, INCONCLUSIVE)  # fmt: skip
+
+
+def judge_part(kernels: int, time_ns: int, limit: Limit, doubts: Doubts, what: str = "") -> Judgement:
+    """A layer, or ``what`` of it, by its kernel count and its time; only ``doubts.everything`` is not looked at."""
+    of = f"{what}: " if what else ""
+    spent = "adds" if what else "completion period"
+    bound = "share" if what else "budget"
     count = time = NOT_JUDGED
     over: list[str] = []
     unknown: list[str] = []
@@ -129,15 +145,15 @@ def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, dou
         count = PASS
         if kernels > limit.kernels:
             count = FAIL
-            over.append(f"{kernels} kernels, budget {limit.kernels}")
+            over.append(f"{of}{kernels} kernels, {bound} {limit.kernels}")
     if limit.period_ns is not None:
         time = PASS
         if doubts.time:
             time = INCONCLUSIVE
             unknown.extend(doubts.time)
-        elif period > limit.period_ns:
+        elif time_ns > limit.period_ns:
             time = FAIL
-            over.append(f"completion period {microseconds(period)}, budget {microseconds(limit.period_ns)}")
+            over.append(f"{of}{spent} {microseconds(time_ns)}, {bound} {microseconds(limit.period_ns)}")
     if over:
         return Judgement(FAIL, tuple(over), count, time)
     unknown.extend(doubts.passing)
@@ -146,7 +162,7 @@ def _judge(kernels: int, period: int, limit: Limit | None, kind: str | None, dou
 
 def judge_layer(layer: Layer, kind: str | None, budget: Budget, doubts: Doubts) -> Judgement:
     """One layer by its kernel count and its median completion period."""
-    return _judge(len(layer.kernels), layer.period, budget.limit(kind), kind, doubts)
+    return _judge(len(layer.kernels), layer.period, budget, kind, doubts)
 
 
 def class_period(found: LayerClass, device: DeviceLayers) -> int:
@@ -156,4 +172,4 @@ def class_period(found: LayerClass, device: DeviceLayers) -> int:
 
 def judge_class(found: LayerClass, device: DeviceLayers, budget: Budget, doubts: Doubts) -> Judgement:
     """A class of layers by its modal kernel count and its median completion period."""
-    return _judge(len(found.sequence), class_period(found, device), budget.limit(found.kind), found.kind, doubts)
+    return _judge(len(found.sequence), class_period(found, device), budget, found.kind, doubts)

@@ -17,7 +17,7 @@ def test_a_pass_exits_0_and_says_that_it_is_synthetic(tmp_path, capsys):
     assert run(["trace", "check", str(path), "--budget", "gb300-tp16"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("pass (synthetic) t.json.gz against gb300-tp16")
-    assert out.count("pass") == out.count("pass (synthetic)") == 8  # the whole, a class, six layers
+    assert out.count("pass") == out.count("pass (synthetic)") == 10  # the whole, a class, six layers, two families
     assert "synthetic: made by a generator" in out
 
 
