@@ -16,6 +16,7 @@ from .stamps import BadStamp
 HEADER, ROW, DAMAGED = "header", "row", "damaged"
 
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
+_DIGITS = frozenset("-0123456789")
 _MAX_DIGITS = 18
 _LONGEST = 60  # characters of a number that may be one
 
@@ -68,15 +69,17 @@ def tables(path: Path, is_header: Callable[[list[str]], bool], ragged: bool = Fa
     with open_text(path) as text:
         lines = _Lines(text)
         reader = csv.reader(iter(lines), delimiter=delimiter)
+        line = 0
         held: Event | None = None  # a row is given out once the next line shows that it was not the last
         try:
             for cells in reader:
-                if is_header([cell.strip() for cell in cells]):
+                number = cells and cells[0][:1] in _DIGITS  # most rows begin with one, and no header does
+                if not number and is_header([cell.strip() for cell in cells]):
                     event = Event(HEADER, [cell.strip() for cell in cells], reader.line_num)
                     width = len(cells)
                 elif not width or not _is_row(cells, width, ragged):
                     continue
-                elif any("\n" in cell or "\r" in cell for cell in cells):
+                elif reader.line_num != line + 1 and any("\n" in cell or "\r" in cell for cell in cells):
                     event = Event(DAMAGED, cells, reader.line_num, "a line end inside a cell")
                 elif len(cells) == width or (ragged and len(cells) < width):
                     event = Event(ROW, cells, reader.line_num)
@@ -85,6 +88,7 @@ def tables(path: Path, is_header: Callable[[list[str]], bool], ragged: bool = Fa
                 if held is not None:
                     yield held
                 held = event
+                line = reader.line_num
         except csv.Error as error:
             if not width:
                 return  # no table up to here: not a CSV at all
@@ -97,7 +101,7 @@ def _is_row(cells: list[str], width: int, ragged: bool) -> bool:
     """Whether a line that is no header is a row, whole or damaged, and not something a tool said."""
     if not cells:
         return False
-    return len(cells) == width or (ragged and len(cells) > 1) or cells[0].strip()[:1] in set("-0123456789")
+    return len(cells) == width or (ragged and len(cells) > 1) or cells[0].strip()[:1] in _DIGITS
 
 
 def exact(text: str, what: str) -> Decimal:

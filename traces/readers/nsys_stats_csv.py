@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from ..errors import TraceError
@@ -26,80 +27,81 @@ from .nsys_stats_columns import (
 from .stamps import BadStamp, check_interval
 
 _DEVICE = re.compile(r"^(.*?)\s*\((\d{1,6})\)$")
+_WANTED = ("name", "start", "duration", "corrid", "device", "strm", "grdx", "grdy", "grdz", "blkx", "blky", "blkz")
 
 
 class _GpuTrace:
-    """The kernels and copies of a cuda_gpu_trace table, row by row."""
+    """The kernels and copies of a cuda_gpu_trace table, row by row; there may be millions, so texts are read once."""
 
     def __init__(self, columns: Columns, file: str) -> None:
         self._columns = columns
         self._start, self._duration = columns.factor("start", file), columns.factor("duration", file)
+        self._pick = itemgetter(*(columns.at.get(name, -1) for name in _WANTED))
         self.kernels: list[Kernel] = []
         self.rejected: list[RejectedRow] = []
         self.copies: Counter[str] = Counter()
         self.copy_times: list[CopyTime] = []
         self.replays: list[tuple[int, int]] = []
         self.gpus: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._devices: dict[str, int] = {}
+        self._names: dict[str, str] = {}
+        self._shapes: dict[tuple[str, str, str], tuple[int, ...]] = {}
 
     def add(self, event: Event) -> None:
         """Take one row."""
-        cell = self._columns.text
-        cells = event.cells
-        name = " ".join(cell(cells, "name").split()) or "<unnamed>"
         if event.kind == DAMAGED:
+            name = " ".join(self._columns.text(event.cells, "name").split()) or "<unnamed>"
             self.rejected.append(RejectedRow(name, f"line {event.line}: {event.reason}"))
             return
-        grid = self._dims(cells, "grd")
+        cells = [*event.cells, ""]  # where a column is missing, -1 finds this blank
+        name, start, duration, correlation, device, stream, *dims = self._pick(cells)
+        name = self._name(name)
+        grid = self._shape((dims[0], dims[1], dims[2]))
         kind = None if grid or not name.startswith("[") else _operation(name)
         if kind in ("memcpy", "memset", "other"):
             self.copies[kind] += 1
         try:
-            start, end = self._interval(cells)
+            begin, end = self._interval(start.strip(), duration.strip())
         except BadStamp as reason:
             if kind is None:
                 self.rejected.append(RejectedRow(name, str(reason)))
             return
-        device, stream = self._device(cell(cells, "device")), whole(cell(cells, "strm"))
+        number, lane = self._device(device.strip()), whole(stream)
         if kind is None:
-            self.kernels.append(
-                Kernel(
-                    name,
-                    start,
-                    end,
-                    device,
-                    stream or 0,
-                    0,
-                    whole(cell(cells, "corrid")),
-                    grid,
-                    self._dims(cells, "blk"),
-                )
-            )
+            block = self._shape((dims[3], dims[4], dims[5]))
+            self.kernels.append(Kernel(name, begin, end, number, lane or 0, 0, whole(correlation), grid, block))
         elif kind == "graph":
-            self.replays.append((start, end))
+            self.replays.append((begin, end))
         elif kind != "other":
-            self.copy_times.append(CopyTime(kind, start, end, device, stream))
+            self.copy_times.append(CopyTime(kind, begin, end, number, lane))
 
-    def _interval(self, cells: Sequence[str]) -> tuple[int, int]:
-        start = exact_ns(self._columns.text(cells, "start"), self._start, "start")
-        duration = exact_ns(self._columns.text(cells, "duration"), self._duration, "duration")
-        begin, end = rounded(start), rounded(start + duration)  # one rounding of each edge: none can pass the other
+    def _interval(self, start: str, duration: str) -> tuple[int, int]:
+        first = exact_ns(start, self._start, "start")
+        last = first + exact_ns(duration, self._duration, "duration")
+        begin, end = rounded(first), rounded(last)  # one rounding of each edge: none can pass the other
         check_interval(begin, end)
         return begin, end
 
-    def _dims(self, cells: Sequence[str], prefix: str) -> tuple[int, ...]:
-        found = [whole(self._columns.text(cells, prefix + axis)) for axis in "xyz"]
-        return tuple(size for size in found if size is not None) if None not in found else ()
+    def _name(self, text: str) -> str:
+        if text not in self._names:
+            self._names[text] = " ".join(text.split()) or "<unnamed>"
+        return self._names[text]
+
+    def _shape(self, texts: tuple[str, str, str]) -> tuple[int, ...]:
+        if texts not in self._shapes:
+            found = [whole(text) for text in texts]
+            self._shapes[texts] = tuple(size for size in found if size is not None) if None not in found else ()
+        return self._shapes[texts]
 
     def _device(self, text: str) -> int:
         """The number in ``NAME (0)``; devices that are written otherwise are counted in the order they come."""
-        if text not in self._numbers:
+        if text not in self._devices:
             found = _DEVICE.match(text)
-            number = int(found[2]) if found else len(self._numbers)
-            self._numbers[text] = number
+            number = int(found[2]) if found else len(self._devices)
+            self._devices[text] = number
             if name := (found[1] if found else text):
                 self.gpus[number] = name
-        return self._numbers[text]
+        return self._devices[text]
 
 
 def _operation(name: str) -> str:
