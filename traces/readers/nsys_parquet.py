@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..errors import TraceError
 from ..model import Trace
 from .nsys_sqlite import read_tables
 
+_ROWS = 1 << 16  # at a time: a capture has millions
 INSTALL = "pip install 'k3lab[parquet]'"
 
 
@@ -84,19 +85,24 @@ class ParquetTables:
                 self._strings = {
                     key: value for key, value in zip(found["id"], found["value"], strict=True) if isinstance(value, str)
                 }
-        return self._strings.get(reference, f"<missing string {reference}>")
+        known = self._strings.get(reference) if isinstance(reference, (int, str)) else None
+        return f"<missing string {reference}>" if known is None else known
 
-    def rows(self, table: str, wanted: Sequence[str]) -> list[tuple]:
-        """Rows of a table with the ``wanted`` columns; see ``nsys_source``."""
+    def rows(self, table: str, wanted: Sequence[str]) -> Iterator[tuple]:
+        """Rows of a table with the ``wanted`` columns, one after the other; see ``nsys_source``."""
         if not self.has(table):
-            return []
+            return
         have = self.columns(table)
-        present = list(dict.fromkeys(column for column in wanted if column in have))
         # a table with none of the columns still has its rows
-        found = self._read(table, present or sorted(have)[:1])
-        count = max((len(values) for values in found.values()), default=0)
-        absent: list[Any] = [None] * count
-        return list(zip(*(found[column] if column in have else absent for column in wanted), strict=True))
+        present = list(dict.fromkeys(column for column in wanted if column in have)) or sorted(have)[:1]
+        try:
+            with self._pa.parquet.ParquetFile(self._files[table]) as file:
+                for batch in file.iter_batches(batch_size=_ROWS, columns=present):
+                    absent = [None] * batch.num_rows
+                    found = {name: _plain(batch.column(name).to_pylist()) for name in present}
+                    yield from zip(*(found.get(name, absent) for name in wanted), strict=True)
+        except (self._pa.ArrowException, OSError, ValueError, KeyError, UnicodeError) as error:
+            raise self._damaged(table, error) from None
 
     def settings(self, table: str, key: str) -> list[str]:
         """The values under a key, or under ``PROCESS_n:key``; of the table nothing else is kept."""
