@@ -160,7 +160,8 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
     split = split_step(even[0], layers)
     if isinstance(split, Abstain):
         return _nothing(trace, kernels, steps, split, counts)
-    if not all(_same_layers(split, step, even[0], layers) for step in even[1:]):
+    form = even[0].form()
+    if not all(_same_layers(split, step, form, layers) for step in even[1:]):
         reason = "steps with the same kernels split into different layers"
         return _nothing(trace, kernels, steps, Abstain(reason), counts)
     names = even[0].names
@@ -207,9 +208,9 @@ def _in_turn(sequences: Sequence[tuple[str, ...]]) -> bool:
     )
 
 
-def _same_layers(split: StepLayers, step: Step, first: Step, layers: int | None) -> bool:
-    """Whether a step splits like the first one, which it does when its launches and marks are the same."""
-    if step.launched_like(first):
+def _same_layers(split: StepLayers, step: Step, form: tuple[object, ...], layers: int | None) -> bool:
+    """Whether a step splits like the first one, which it does when it has its form."""
+    if step.form() == form:
         return True
     other = split_step(step, layers)
     return isinstance(other, StepLayers) and other.spans == split.spans

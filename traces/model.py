@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import gcd
 from operator import attrgetter
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 Thread = tuple[int, int]
 """(process, thread) as the file numbers them."""
+
+Row = TypeVar("Row", bound=tuple)
 
 MAX_DURATION_NS = 7 * 24 * 3600 * 10**9
 """A single device event longer than seven days is a corrupt stamp, not a kernel."""
@@ -45,6 +47,11 @@ class Kernel(NamedTuple):
     def order(self) -> tuple[int, int, int, str, tuple[int, ...], tuple[int, ...], int]:
         """A total order by device start that does not depend on the order of the rows in the file."""
         return (self.start, self.end, self.stream, self.name, self.grid, self.block, self.correlation or 0)
+
+
+def rows_of(kind: type[Row], rows: Iterable[tuple]) -> list[Row]:
+    """Rows as named tuples of one kind, without a call each: for tables of millions."""
+    return list(map(partial(tuple.__new__, kind), rows))
 
 
 def in_order(kernels: list[Kernel]) -> None:

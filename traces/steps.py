@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from .marks import enclosing, layer_number, step_mark, step_of
-from .model import ApiCall, HostRange, Kernel, Thread, Trace
+from .model import ApiCall, HostRange, Kernel, Thread, Trace, rows_of
 
 
 class LayerMark(NamedTuple):
@@ -56,18 +56,15 @@ class Step:
         """Latest end of a kernel, ns."""
         return max([item.kernel.end for item in self.kernels])
 
-    def launched_like(self, other: Step) -> bool:
-        """Whether the other step has the same launches under the same layer marks."""
-
-        def seen(step: Step) -> tuple[list[object], ...]:
-            return (
-                [item.kernel.grid for item in step.kernels],
-                [item.kernel.block for item in step.kernels],
-                [item.layer and item.layer.number for item in step.kernels],
-                [item.replay is None for item in step.kernels],
-            )
-
-        return self.names == other.names and seen(self) == seen(other)
+    def form(self) -> tuple[object, ...]:
+        """What it launches and under which layer marks: steps of one form split into the same layers."""
+        return (
+            self.names,
+            [item.kernel.grid for item in self.kernels],
+            [item.kernel.block for item in self.kernels],
+            [item.layer and item.layer.number for item in self.kernels],
+            [item.replay is None for item in self.kernels],
+        )
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,7 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
                 created, layer = captured[created]
             yield kernel, launched, replay, created, step, layer
 
-    return list(map(Marked._make, rows()))
+    return rows_of(Marked, rows())
 
 
 def _is_replay(call: ApiCall | None, kernels: int) -> bool:
@@ -148,18 +145,24 @@ def _layer_marks(trace: Trace, places: Sequence[tuple[Thread, int]]) -> list[Lay
     return found
 
 
-def _nodes_follow_streams(groups: Sequence[Sequence[Marked]]) -> bool:
-    """Whether node order is a launch order: known for all, unique, and the order of starts on every stream."""
+def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:
+    """The kernels of each graph launch in node order if that is a launch order, else None.
+
+    It is one if it is known for all, unique, and the order of starts on every stream.
+    """
+    found = []
     for group in groups:
         keys = [item.created for item in group]
         if None in keys or len(set(keys)) != len(keys):
-            return False
-        starts: dict[int, list[int]] = defaultdict(list)
-        for item in sorted(group, key=attrgetter("created")):
-            starts[item.kernel.stream].append(item.kernel.start)
-        if any(ordered != sorted(ordered) for ordered in starts.values()):
-            return False
-    return True
+            return None
+        ordered = sorted(group, key=attrgetter("created"))
+        starts: dict[int, list[int]] = {}
+        for item in ordered:
+            starts.setdefault(item.kernel.stream, []).append(item.kernel.start)
+        if any(own != sorted(own) for own in starts.values()):
+            return None
+        found.append(ordered)
+    return found
 
 
 def _in_launch_order(items: Sequence[Marked], by_node: bool) -> tuple[Marked, ...]:
@@ -236,8 +239,9 @@ def _replayed_steps(
         groups: those of each graph launch.
         eager: by step mark those launched one by one.
     """
-    by_node = _nodes_follow_streams(groups)
-    launches = [_step(_in_launch_order(group, by_node)) for group in groups]
+    ordered = _by_node(groups)
+    by_node = ordered is not None
+    launches = [_step(tuple(group)) for group in ordered or groups]
     by_mark: dict[HostRange, list[Step]] = {}
     for launch in launches:
         if launch.kernels[0].step is not None:

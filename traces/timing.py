@@ -34,7 +34,10 @@ class KernelShare(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of one layer, ns. ``start_period`` is None where no kernel follows; ``shares`` is in launch order."""
+    """Times of one layer, ns. ``start_period`` is None where no kernel follows.
+
+    ``increments`` and ``bubbles`` are the shares of its kernels in launch order.
+    """
 
     completion_period: int
     start_period: int | None
@@ -43,7 +46,13 @@ class LayerTimes:
     total: int
     overlap_same_stream: int
     overlap_cross_stream: int
-    shares: tuple[KernelShare, ...]
+    increments: tuple[int, ...]
+    bubbles: tuple[int, ...]
+
+    @property
+    def shares(self) -> tuple[KernelShare, ...]:
+        """What each kernel adds to the completion period, in launch order."""
+        return tuple(map(KernelShare, self.increments, self.bubbles))
 
     @property
     def overlap(self) -> int:
@@ -81,12 +90,14 @@ def layer_times(kernels: Sequence[Kernel], layers: Sequence[tuple[int, int]]) ->
     reached = list(accumulate(ends, max))  # latest end of any kernel up to this one
     found = []
     for begin, stop in layers:
-        spans = list(zip(starts[begin:stop], ends[begin:stop], strict=True))
-        first, last = min(starts[begin:stop]), max(ends[begin:stop])
+        own_starts, own_ends = starts[begin:stop], ends[begin:stop]
+        spans = list(zip(own_starts, own_ends, strict=True))
+        first, last = min(own_starts), max(own_ends)
         baseline = reached[begin - 1] if begin else first
-        total = sum(ends[begin:stop]) - sum(starts[begin:stop])
+        total = sum(own_ends) - sum(own_starts)
         busy = union_length(spans)
         by_stream = _union_by_stream(streams[begin:stop], spans, busy)
+        increments, bubbles = _shares(spans, baseline)
         found.append(
             LayerTimes(
                 completion_period=max(last, baseline) - baseline,
@@ -96,7 +107,8 @@ def layer_times(kernels: Sequence[Kernel], layers: Sequence[tuple[int, int]]) ->
                 total=total,
                 overlap_same_stream=total - by_stream,
                 overlap_cross_stream=by_stream - busy,
-                shares=_shares(spans, baseline),
+                increments=increments,
+                bubbles=bubbles,
             )
         )
     return found
@@ -112,16 +124,18 @@ def _union_by_stream(streams: Sequence[int], spans: Sequence[tuple[int, int]], b
     return sum(map(union_length, groups.values()))
 
 
-def _shares(spans: Sequence[tuple[int, int]], latest: int) -> tuple[KernelShare, ...]:
-    """The share of each kernel, in launch order, after work that ended at ``latest``."""
-    found = []
+def _shares(spans: Sequence[tuple[int, int]], latest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Increments and bubbles of kernels, in launch order, after work that ended at ``latest``."""
+    increments, bubbles = [], []
     for start, end in spans:
         bubble = start - latest if start > latest else 0
-        increment = end - latest - bubble if end > latest else 0
-        found.append((increment, bubble))
+        bubbles.append(bubble)
         if end > latest:
+            increments.append(end - latest - bubble)
             latest = end
-    return tuple(map(KernelShare._make, found))
+        else:
+            increments.append(0)
+    return tuple(increments), tuple(bubbles)
 
 
 def median_ns(values: Iterable[int]) -> int:

@@ -20,8 +20,8 @@ _SHARE = 0.02
 class Parts(NamedTuple):
     """What a kernel adds and the idle time before it, ns, one entry a step."""
 
-    increments: list[int]
-    bubbles: list[int]
+    increments: Sequence[int]
+    bubbles: Sequence[int]
 
 
 def aligned(layer: Layer, modal: Sequence[str]) -> dict[int, int]:
@@ -65,16 +65,12 @@ class Aligned:
 def align(group: LayerClass, device: DeviceLayers) -> Aligned:
     """Align all layers of a class."""
     places = {index: aligned(device.layers[index], group.sequence) for index in group.members}
-    parts = {
-        index: {
-            modal: Parts(
-                [times.shares[own].increment for times in device.layers[index].times],
-                [times.shares[own].bubble for times in device.layers[index].times],
-            )
-            for own, modal in places[index].items()
-        }
-        for index in group.members
-    }
+    parts = {}
+    for index, own_places in places.items():
+        times = device.layers[index].times
+        increments = list(zip(*(item.increments for item in times), strict=True))
+        bubbles = list(zip(*(item.bubbles for item in times), strict=True))
+        parts[index] = {modal: Parts(increments[own], bubbles[own]) for own, modal in own_places.items()}
     return Aligned(group, places, parts)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers
@@ -33,9 +35,8 @@ class Intervals:
     def __init__(self, items: Iterable[tuple[int, int, str]]) -> None:
         self.items = sorted(items)
         self.starts = [item[0] for item in self.items]
-        self.reached: list[int] = []  # latest end so far: where to stop looking back
-        for _, end, _ in self.items:
-            self.reached.append(max(end, self.reached[-1]) if self.reached else end)
+        # latest end so far: where to stop looking back
+        self.reached = list(accumulate([item[1] for item in self.items], max))
 
     def touching(self, start: int, end: int) -> list[tuple[int, int, str]]:
         """Those that share time with the window, by start."""
@@ -80,10 +81,17 @@ class Causes:
         ]
         self.waits = Intervals(waits)
         self.overheads = Intervals((start, end, "") for start, end in trace.overheads)
-        self.kernels = Intervals(
-            (kernel.start, kernel.end, kernel.name)
-            for kernel in trace.kernels
-            if kernel.device == device.device and kernel.process == device.process
+        self._place = (device.process, device.device)
+
+    @cached_property
+    def kernels(self) -> Intervals:
+        """All kernels of the device; most traces of millions have no gap to ask about."""
+        return Intervals(
+            [
+                (kernel.start, kernel.end, kernel.name)
+                for kernel in self.trace.kernels
+                if (kernel.process, kernel.device) == self._place
+            ]
         )
 
     def find(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:

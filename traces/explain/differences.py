@@ -93,7 +93,7 @@ def against_class(one: Aligned, device: DeviceLayers) -> list[Finding]:
 
 def _adds(layer: Layer, start: int, end: int) -> int:
     """What a range of a layer's kernels adds with the idle time before them: median over the steps, ns."""
-    return median_ns(sum(part.increment + part.bubble for part in times.shares[start:end]) for times in layer.times)
+    return median_ns(sum(times.increments[start:end]) + sum(times.bubbles[start:end]) for times in layer.times)
 
 
 def between_classes(classes: Sequence[Aligned]) -> list[Finding]:

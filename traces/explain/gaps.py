@@ -164,8 +164,8 @@ def _everywhere(
     """Idle time that most layers of a class have."""
     group = one.group
     times = [item for index in group.members for item in device.layers[index].times]
-    large = median_ns(sum(part.bubble for part in item.shares if part.bubble > NOTABLE_NS) for item in times)
-    idle = median_ns(sum(part.bubble for part in item.shares) for item in times)
+    large = median_ns(sum([bubble for bubble in item.bubbles if bubble > NOTABLE_NS]) for item in times)
+    idle = median_ns(sum(item.bubbles) for item in times)
     period = class_period(group, device)
     head = f"class {group.name}: {microseconds(idle)} of {microseconds(period)} a layer is idle time between kernels"
     cost = idle * len(group.members)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..model import CopyTime, Kernel, RejectedRow, in_order
+from ..model import MAX_DURATION_NS, CopyTime, Kernel, RejectedRow, in_order, rows_of
 from .nsys_source import Source
 from .stamps import BadStamp, check_interval
 
@@ -12,8 +12,9 @@ KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 PID_MASK = ~0xFFFFFF
 """A globalTid with its low 24 bits cleared is the globalPid."""
 
-_FORM = ("graphNodeId", "deviceId", "streamId", "globalPid", "demangledName", "shortName", "mangledName",
+_FORM = ("graphNodeId", "deviceId", "streamId", "globalPid",
          "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")  # fmt: skip
+_NAMES = ("demangledName", "shortName", "mangledName")
 _Form = tuple[str, int, int, int, tuple[int, ...], tuple[int, ...], int | None]
 _DEVICE_WORK = {
     "memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY",
@@ -41,7 +42,7 @@ def read_kernels(tables: Source) -> tuple[list[Kernel], list[RejectedRow]]:
     All but times and correlation of a row recurs from replay to replay: it is looked up, not made again.
     """
     rejected: list[RejectedRow] = []
-    kernels = list(map(Kernel._make, _rows(tables, rejected)))
+    kernels = rows_of(Kernel, _rows(tables, rejected))
     in_order(kernels)
     rejected.sort(key=lambda row: (row.name, row.reason))
     return kernels, rejected
@@ -50,35 +51,42 @@ def read_kernels(tables: Source) -> tuple[list[Kernel], list[RejectedRow]]:
 def _rows(tables: Source, rejected: list[RejectedRow]) -> Iterator[tuple]:
     forms: dict[tuple, _Form] = {}
     correlation: int | None = None
-    for row in tables.rows(KERNELS, ("start", "end", "correlationId", *_FORM)):
+    names = [column for column in _NAMES if column in tables.columns(KERNELS)][:2]  # each column costs time
+    for row in tables.rows(KERNELS, ("start", "end", "correlationId", *_FORM, *names)):
         start, end, number = row[:3]
         key = row[3:]
         form = forms.get(key)
         if form is None:
             form = forms[key] = _form(tables, key)
         name, device, stream, process, grid, block, node = form
-        try:
-            if not (isinstance(start, int) and isinstance(end, int)):
-                raise BadStamp("time is not a whole number of ns")
-            check_interval(start, end)
-        except BadStamp as reason:
-            rejected.append(RejectedRow(name, str(reason)))
+        if not (isinstance(start, int) and isinstance(end, int) and 0 < end - start <= MAX_DURATION_NS):
+            rejected.append(RejectedRow(name, _reason(start, end)))
             continue
         if number != correlation:  # else one object serves all kernels of a launch
             correlation = _whole(number)
         yield name, start, end, device, stream, process, correlation, grid, block, node
 
 
+def _reason(start: object, end: object) -> str:
+    if not (isinstance(start, int) and isinstance(end, int)):
+        return "time is not a whole number of ns"
+    try:
+        check_interval(start, end)
+    except BadStamp as reason:
+        return str(reason)
+    return "unusable times"
+
+
 def _form(tables: Source, key: tuple) -> _Form:
-    node, device, stream, process, full, short, mangled, *sizes = key
-    names = (tables.string(reference) for reference in (full, short, mangled))
+    node, device, stream, process = key[:4]
+    names = (tables.string(reference) for reference in key[10:])
     return (
         next((name for name in names if name), "<unnamed>"),
         _whole(device) or 0,
         _whole(stream) or 0,
         (_whole(process) or 0) & PID_MASK,
-        _dims(*sizes[:3]),
-        _dims(*sizes[3:]),
+        _dims(*key[4:7]),
+        _dims(*key[7:10]),
         _whole(node) or None,
     )
 
