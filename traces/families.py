@@ -124,13 +124,18 @@ def gather_names(plan: PlanLike | None = None, tables: Iterable[str | Path] | No
 
 
 def layer_kind(names: Iterable[str]) -> str | None:
-    """``mla`` or ``kda`` where kernel names say so (an MLA kernel decides), else None."""
-    names = list(names)
-    if any(_MLA.search(name) for name in names):
-        return "mla"
-    if any(_KDA.search(name) for name in names):
-        return "kda"
-    return None
+    """``mla`` or ``kda`` where kernel names say so, by the word or by a table of the package; an MLA kernel decides."""
+    told = {_kind(name) for name in names}
+    return "mla" if "mla" in told else "kda" if "kda" in told else None
+
+
+@lru_cache(maxsize=20000)
+def _kind(name: str) -> str | None:
+    for kind, word in (("mla", _MLA), ("kda", _KDA)):
+        if word.search(name):
+            return kind
+    entries = (entry for table in own_tables() if (entry := table.entry(name)) is not None)
+    return next((entry.family for entry in entries if entry.family in ("mla", "kda")), None)
 
 
 def read_plan(plan: PlanLike) -> dict[str, str]:

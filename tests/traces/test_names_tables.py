@@ -10,7 +10,7 @@ import pytest
 from k3lab.decode.stock import stock_layer, target_layer
 from k3lab.traces import TraceError
 from k3lab.traces import names_table as module
-from k3lab.traces.families import FAMILIES, Names, family_of, gather_names, read_plan, stock_instead
+from k3lab.traces.families import FAMILIES, Names, family_of, gather_names, layer_kind, read_plan, stock_instead
 from k3lab.traces.names_table import Entry, glob_matches, load_table, own_tables, parse_table, table_names
 
 OWN = "k3_attention_projection_triton_splitk"
@@ -85,6 +85,15 @@ def test_the_class_in_two_roles_is_told_by_its_place_or_not_at_all():
         "experts", "experts", "experts", "router", "router")  # fmt: skip
     mixed = table.families([oproj, gemm, front, situ, situ, experts, gemm])
     assert mixed[3:5] == (None, None)
+
+
+def test_the_kind_of_vllms_layers_is_told_by_their_names():
+    assert layer_kind(SPECIAL.values()) == "kda"
+    assert layer_kind(STOCK.values()) == "kda"
+    query = SPECIAL["conv, gates, delta rule, norm"].replace("KdaSplit", "MlaQuery")
+    assert layer_kind([*SPECIAL.values(), query]) == "mla"
+    assert layer_kind([GEMM, "fmhaSm100fKernel_QkvE4m3OBfloat16HQk576HV512PagedKv"]) == "mla"
+    assert layer_kind([GEMM, "fmhaSm100fKernel_QkvE4m3OBfloat16H64PagedKv"]) is None
 
 
 def test_vllms_own_kimi_k3_is_not_ours():
