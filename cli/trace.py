@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from . import trace_calls, trace_capture, trace_figure, trace_kernels, trace_ranks, trace_synthesize
+from . import trace_calls, trace_capture, trace_diff, trace_figure, trace_kernels, trace_ranks, trace_synthesize
 from .output import Json, emit
 from .trace_families import render_families
 from .trace_words import lines, us, word
@@ -160,5 +160,5 @@ def show(
     emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names).to_json(), as_json, render)
 
 
-for _module in (trace_ranks, trace_capture, trace_figure, trace_synthesize, trace_calls, trace_kernels):
+for _module in (trace_ranks, trace_diff, trace_capture, trace_figure, trace_synthesize, trace_calls, trace_kernels):
     _module.register(app)

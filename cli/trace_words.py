@@ -13,7 +13,7 @@ _MAX_LINES = 16
 
 def us(ns: int | None) -> str:
     """Nanoseconds as microseconds with one decimal; a dash where there is no figure."""
-    return "-" if ns is None else f"{ns / 1000:.1f}"
+    return "-" if ns is None else f"{round(ns / 1000, 1) + 0.0:.1f}"  # + 0.0: no minus before a zero
 
 
 def word(verdict: str, synthetic: bool) -> str:
