@@ -133,7 +133,9 @@ def test_a_step_cut_by_the_end_of_the_capture_is_dropped(tmp_path):
 
 def test_a_step_that_lost_a_kernel_in_the_middle_forbids_a_pass(tmp_path, good):
     data = json.loads(good.read_text())
-    rows = [event for event in data["traceEvents"] if event["args"].get("correlation") == 112]
+    launches = [event for event in data["traceEvents"] if event["name"] == "cudaGraphLaunch"]
+    step = launches[12]["args"]["correlation"]
+    rows = [event for event in data["traceEvents"] if event["cat"] == "kernel" and event["args"]["correlation"] == step]
     data["traceEvents"].remove(rows[40])
     (tmp_path / "t.json").write_text(json.dumps(data))
     report = check_trace(tmp_path / "t.json", "gb300-tp16")
