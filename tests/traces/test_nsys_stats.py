@@ -131,7 +131,11 @@ def test_rows_in_any_order_far_from_zero_and_packed_say_the_same(tmp_path, make)
 def test_without_correlation_groups_nothing_marks_the_steps(tmp_path, make):
     events = [event for event in make.pdl_events(slow=None) if event["cat"] == "kernel"]
     alone = [event | {"args": event["args"] | {"correlation": 100 + index}} for index, event in enumerate(events)]
-    assert check_trace(make.gpu_trace(tmp_path / "t.csv", alone), "gb300-tp16").verdict == "inconclusive"
+    report = check_trace(make.gpu_trace(tmp_path / "t.csv", alone), "gb300-tp16")
+    assert report.verdict == "inconclusive"
+    assert any(
+        "no two kernels share a correlation" in note and "--cuda-graph-trace=node" in note for note in report.notes
+    )
 
 
 def test_two_devices_and_devices_without_a_number(tmp_path):

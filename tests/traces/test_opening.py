@@ -131,6 +131,11 @@ def test_temporary_copies_are_deleted(tmp_path, kinds, monkeypatch):
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"PK\x03\x04" + bytes(40), "a zip archive"),
         (b"\xff\xfe" + '{"traceEvents": []}'.encode("utf-16-le"), "JSON in UTF-16; save it as UTF-8"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
+        (
+            b"Processing [x.sqlite] with [y.py]...\nSKIPPED: x.sqlite does not contain CUDA kernel data.\n",
+            "no kernels were traced",
+        ),
         (b"just words, some of them\nand more, of them\n", "not a trace"),
         (b"SQLite format", "not a trace"),
         (bytes(5000), "not a trace"),

@@ -142,6 +142,11 @@ def read_stats(path: Path) -> Trace:
             raise TraceError(f"{path.name}: {_without_trace(others)}")
         return Trace(path.name, f"nsys stats {PROJECTION}", (), no_kernels_hint=ranges.summary())
     notes = ["a table of nsys stats has no processes, graph nodes and NVTX: steps are the kernels of one correlation"]
+    groups = Counter((kernel.device, kernel.correlation) for kernel in found.kernels)
+    if groups and max(groups.values()) == 1:
+        notes.append(
+            f"no two kernels share a correlation, as those of a graph replay do; if the run replays graphs, {RECAPTURE}"
+        )
     if others:
         notes.append(f"other reports in the file are not read: {', '.join(dict.fromkeys(others))}")
     return Trace(

@@ -147,6 +147,10 @@ def _refusal(head: bytes) -> str:
         return "a zip archive; unpack it and give the trace inside"
     if text[:1] == "<":
         return "a web page, not a trace; " + ACCEPTED
+    if text.startswith("version https://git-lfs"):
+        return "a pointer of Git LFS in place of the file; fetch it with git lfs pull"
+    if "SKIPPED:" in text:
+        return "nsys stats found nothing to report (SKIPPED): no kernels were traced; capture again with -t cuda,nvtx"
     if "Start (ns)" in text or "Total Time (ns)" in text or "Time (%)" in text:
         return "a text table of nsys stats; make it with --format csv"
     if "==PROF==" in text or "Metric Name" in text:
