@@ -82,18 +82,16 @@ def view_families(device: DeviceLayers, names: Names) -> FamilyView:
 
 
 def _parts(layer: Layer, families: Sequence[str | None]) -> dict[str | None, Part]:
+    increments = map(median_ns, zip(*(times.increments for times in layer.times), strict=True))
+    bubbles = map(median_ns, zip(*(times.bubbles for times in layer.times), strict=True))
     places: dict[str | None, list[int]] = {}
     for index, family in enumerate(families):
         places.setdefault(family, []).append(index)
+    adds = [increment + bubble for increment, bubble in zip(increments, bubbles, strict=True)]
     return {
-        family: Part(len(where), sum(_adds(layer, index) for index in where), tuple(layer.kernels[i] for i in where))
+        family: Part(len(where), sum(adds[index] for index in where), tuple(layer.kernels[index] for index in where))
         for family, where in places.items()
     }
-
-
-def _adds(layer: Layer, index: int) -> int:
-    shares = [times.shares[index] for times in layer.times]
-    return median_ns(share.increment for share in shares) + median_ns(share.bubble for share in shares)
 
 
 NOTHING = Part(0, 0, ())
