@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
 
 from .families import layer_kind
 from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
@@ -88,8 +90,8 @@ class DeviceLayers:
 def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
     """The kernels of each (process, device), largest first; those with a trifle of them are left out."""
     groups: dict[tuple[int, int], list[Kernel]] = {}
-    for kernel in trace.kernels:
-        groups.setdefault((kernel.process, kernel.device), []).append(kernel)
+    for place, run in groupby(trace.kernels, key=attrgetter("process", "device")):
+        groups.setdefault(place, []).extend(run)
     ranked = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     return [tuple(group) for _, group in ranked if len(group) >= _SIDE_SHARE * len(ranked[0][1])]
 

@@ -211,8 +211,10 @@ def find_steps(items: Sequence[Marked]) -> Steps:
             if item.step is not mark:  # else that of the kernel before: a range takes long to hash
                 mark, group = item.step, eager[item.step]
             group.append(item)
+    shared = False
     if replays:
         steps, source = _replayed_steps(items, list(replays.values()), eager)
+        shared = len(steps) < len(replays)
     else:
         groups, source = list(eager.values()), MARKS
         if not groups:
@@ -221,11 +223,13 @@ def find_steps(items: Sequence[Marked]) -> Steps:
             groups, source = [list(items)], NONE
         steps = [_step(_in_launch_order(group, False)) for group in groups]
     steps.sort(key=lambda step: step.begin)
-    return Steps(tuple(steps), source, len(items) - len(_inside(steps)))
+    # a kernel launched between two graphs may be in two steps
+    inside = len(_inside(steps)) if shared else sum(len(step.kernels) for step in steps)
+    return Steps(tuple(steps), source, len(items) - inside)
 
 
 def _inside(steps: Sequence[Step]) -> set[int]:
-    """The identities of the kernels in these steps; one between two launches may be in two."""
+    """The identities of the kernels in these steps."""
     return {id(item.kernel) for step in steps for item in step.kernels}
 
 
