@@ -47,9 +47,30 @@ def test_synthesize_writes_what_check_judges(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("fail t.json.gz against gb300-tp16: layer 1: ")
 
 
+def test_what_is_planted_is_what_check_tells(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plants = ["copy:2:20", "exposed:4:6", "cast:5", "no-overlap:6"]
+    words = [word for plant in plants for word in ("--plant", plant)]
+    assert run(["trace", "synthesize", "t.json", "--steps", "8", "--graphs", "2", "--pause-us", "900", *words]) == 0
+    assert capsys.readouterr().out.endswith(", planted copy:2:20, exposed:4:6, cast:5, no-overlap:6\n")
+    assert run(["trace", "check", "t.json", "--json", "--step-us", "1500"]) == 1
+    found = json.loads(capsys.readouterr().out)["devices"][0]["findings"]
+    told = {(item["kind"], item["layer"], item["cause"]) for item in found}
+    assert told >= {("gap", 2, "copy"), ("side", 4, "side stream"), ("extra", 5, "cast or copy"),
+                    ("overlap", 6, "lost overlap"), ("graphs", None, "piecewise graphs"),
+                    ("between", None, "host-bound"), ("profiler", None, "profiler")}  # fmt: skip
+    assert run(["trace", "show", "t.json", "--step-us", "1500"]) == 0
+    assert "the untraced 1500.0 us" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["synthesize", "t.json", "--slow-layer", "12"], "--slow-layer is 12, layers are 0 to 11"),
+    [(["synthesize", "t.json", "--plant", "copy:2"], "--plant copy:2 is not understood; give WORD:LAYER:US with slow,"),
+     (["synthesize", "t.json", "--plant", "cast:2:5"], "--plant cast:2:5 is not understood"),
+     (["synthesize", "t.json", "--plant", "cast:12"], "layers are 0 to 11"),
+     (["synthesize", "t.json", "--plant", "copy:2:nan"], "the time is 2 to 1000000 us"),
+     (["synthesize", "t.json", "--graphs", "13"], "--graphs is 13; a step of 12 layers has 1 to 12"),
+     (["synthesize", "t.json", "--slow-layer", "12"], "--slow-layer is 12, layers are 0 to 11"),
      (["synthesize", "t.sqlite"], "ends in .json or .json.gz"),
      (["synthesize", "good.json/t.json"], "cannot write good.json/t.json"),
      (["check", "none.json"], "no such file"), (["show", "none.json"], "no such file"),

@@ -45,6 +45,7 @@ def device_reasons(device: DeviceDiff, several: bool) -> list[str]:
 def _class_lines(item: ClassDiff) -> list[str]:
     head = f"class {item.a}" if item.a == item.b else f"class {item.a} in a, {item.b} in b"
     head += f" ({item.kind})" if item.kind else ""
+    head += f", {item.layers[0]} and {item.layers[1]} layers" if item.layers[0] != item.layers[1] else ""
     lines = []
     if item.split_off:
         lines.append(f"{head}: a part of the layers is of another form than the rest")
