@@ -49,7 +49,7 @@ def check_trace(
     """Hold the layers of a decode trace against a budget.
 
     Args:
-        path: a torch.profiler JSON (plain or gzip) or an Nsight Systems SQLite export.
+        path: a trace of any kind that ``read_trace`` opens.
         budget: a name (``gb300-tp16``), the path of a budget file, or a budget.
         layers: how many layers a step has, if known; another number is then not accepted.
         gpu: the GPU it was recorded on, for a trace that does not say; never overrules one that does.
