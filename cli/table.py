@@ -11,12 +11,14 @@ import typer
 
 from .output import Json, emit
 from .select import KIND_HELP, Model
-from .tune import CompileLimit, FamilyName, Gpu, Jobs, MeasureLimit, Objective, Seed
+from .tune import CompileLimit, FamilyName, Fix, Gpu, Jobs, MeasureLimit, Objective, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..kernels.contract import Engine, Family, Problem
+    from ..kernels.gpu_cards import GpuCard
+    from ..kernels.space import Config
 
 MOST_NUMBERS = 1024
 
@@ -89,6 +91,26 @@ def chosen_problems(owner: Family, model: str, tp: str, kind: str | None, rows: 
     return tuple(dict.fromkeys(problems))
 
 
+def fixed_in(texts: list[str] | None, engines: tuple[Engine, ...], problem: Problem, card: GpuCard) -> Config:
+    """Parameters of ``--fix name=value`` options, as the first engine that has them all spells their values.
+
+    Raises:
+        InputError: not name=value, or no engine has such a parameter and value.
+    """
+    from ..kernels.errors import InputError
+    from .select import parse_fixed
+
+    wrong: InputError | None = None
+    for engine in engines if texts else ():
+        try:
+            return parse_fixed(texts, engine.space(problem, card))
+        except InputError as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
+    return {}
+
+
 def render(console: Console, data: dict[str, Any]) -> None:
     """Print the table."""
     from rich.table import Table
@@ -148,6 +170,7 @@ def register(app: typer.Typer) -> None:
         begin_with: Annotated[
             Path | None, typer.Option("--begin-with", help="Result file of another table: studies begin with its winners that are legal in them.")
         ] = None,
+        fix: Fix = None,
         seed: Seed = 0,
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
@@ -168,10 +191,11 @@ def register(app: typer.Typer) -> None:
         owner = find_family(family)
         chosen = chosen_engines(owner, engines)
         card, aim = target(gpu, objective)
+        problems = chosen_problems(owner, model, tp, kind, rows)
         request = TableRequest(
-            owner, chosen_problems(owner, model, tp, kind, rows), chosen, card, aim, trials, later_trials, studies, seed,  # type: ignore[arg-type]
+            owner, problems, chosen, card, aim, trials, later_trials, studies, seed,  # type: ignore[arg-type]
             Limits(compile_s=compile_limit, measure_s=measure_limit), jobs=default_jobs() if jobs is None else jobs,
-            budget_s=budget_seconds, fresh=fresh, known=winners_of(begin_with, owner) if begin_with else (),
+            budget_s=budget_seconds, fresh=fresh, fixed=fixed_in(fix, chosen, problems[0], card), known=winners_of(begin_with, owner) if begin_with else (),
         )  # fmt: skip
         if results is not None:
             check_results(results)

@@ -59,16 +59,28 @@ class TableRequest:
     """Seconds after which no further trial begins."""
     fresh: bool = False
     """Begin studies of kernels that have changed anew; the old ones are kept under other names."""
+    fixed: Config = field(default_factory=dict)
+    """Parameters held at one value in all studies; an engine without one of them, or that value, is left out."""
     known: tuple[Winner, ...] = ()
     """Winners of another table: its own studies begin with those that are legal there, like with each other's."""
 
     def request(self, problem: Problem, engine: Engine, trials: int) -> TuneRequest:
         """The request of one study."""
-        path = default_path(self.family, engine, problem, self.gpu, self.objective, folder=self.folder)
+        path = default_path(self.family, engine, problem, self.gpu, self.objective, self.fixed, folder=self.folder)
         return TuneRequest(
             self.family, engine, problem, self.gpu, self.objective, trials, path, self.seed, self.limits, self.evaluator,
-            jobs=self.jobs,
+            fixed=dict(self.fixed), jobs=self.jobs,
         )  # fmt: skip
+
+    def refuses(self, problem: Problem, engine: Engine) -> str | None:
+        """Why the engine is not tuned for the problem, or None."""
+        if reason := engine.refuses(problem, self.gpu.arch):
+            return reason
+        try:
+            engine.space(problem, self.gpu).restricted(self.fixed)
+        except InputError as error:
+            return str(error)
+        return None
 
 
 @dataclass(frozen=True)
@@ -208,7 +220,7 @@ class _Run:
     def prefetch(self, problem: Problem, engine: Engine, trials: int) -> None:
         """Let idle processes begin with a study that comes soon, if it is new."""
         ask = self.request.request(problem, engine, trials)
-        if engine.refuses(problem, self.request.gpu.arch) or ask.path.exists():
+        if self.request.refuses(problem, engine) or ask.path.exists():
             return
         for config in [ask.space.default, *self.starts(ask)][:BATCH]:
             self.workers.submit(ask.job("compile", config), later=1)
@@ -218,7 +230,7 @@ class _Run:
         asks = []
         for place, engine in enumerate(self.request.engines):
             self.count += 1
-            if reason := engine.refuses(problem, self.request.gpu.arch):
+            if reason := self.request.refuses(problem, engine):
                 self.skip(problem, engine, reason)
                 continue
             if not self.stop.asked:

@@ -166,6 +166,7 @@ def as_result(table: TableResult) -> dict[str, Any]:
         "sources": {engine.name: {"source": engine.source_digest(), "glue": glue_digest(engine)} for engine in used},
         "compilers": {name: version for engine in used for name, version in compiler_versions(engine).items()},
         "problem": same,
+        **({"fixed": dict(request.fixed)} if request.fixed else {}),
         "rows": rows,
         "missing": list(table.missing),
         "skipped": table.skipped,

@@ -389,3 +389,19 @@ def test_what_is_no_table_is_no_beginning(tmp_path: Path, change: dict[str, Any]
     (tmp_path / "t.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read as a table"):
         winners_of(tmp_path / "t.json", fake_family.FAMILY)
+
+
+def test_a_parameter_held_at_one_value_makes_studies_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    free = tune_table(request(folder, 4))
+    held = tune_table(request(folder, 4, fixed={"mode": "b"}))
+    assert list(held.skipped) == ["large: unknown parameter 'mode'; the space has " + ", ".join(sorted("pqrs"))]
+    (row,) = held.rows
+    assert (row.engine, row.config["mode"]) == ("small", "b")
+    (path,) = folder.glob("*mode_is_b*.sqlite3")
+    with TuningStudy.for_reading(path) as study:
+        assert {trial.config["mode"] for trial in study.trials()} == {"b"}
+    assert as_result(held)["fixed"] == {"mode": "b"}
+    assert "fixed" not in as_result(free)
+    none = tune_table(request(folder, 4, fixed={"mode": "z"}))
+    assert none.rows == () and "no engine has a config" in none.missing[0]
