@@ -90,7 +90,7 @@ def write_step(
     Returns:
         The time at which its last kernel ends, ns.
     """
-    writer = _StepWriter(events, rng, launch, 10_000 + step * faults.graphs, faults)
+    writer = _StepWriter(events, rng, launch, 100 + step * faults.graphs, faults)
     opening = len(events)
     events.append(host_event("user_annotation", f"step[DECODE bs=1] {step}", launch - 8_000, 300_000, {}))
     writer.launch(launch)
@@ -179,11 +179,10 @@ class _StepWriter:
                     interval, self.fresh = (start, self.end + exposed), True
                     self.side = self.end = self.end + exposed
             else:
-                ahead = self.rng.randrange(600, 2_500)
                 if (index == 0 and bubble) or self.fresh:
                     ahead, self.fresh = 0, False
-                elif apart:
-                    ahead = -300
+                else:
+                    ahead = -300 if apart else self.rng.randrange(600, 2_500)
                 self.started = max(self.started + 200, self.end - ahead)
                 interval, stream = (self.started, max(self.end, self.started) + cost), _MAIN_STREAM
                 self.end = interval[1]

@@ -17,7 +17,7 @@ PLANTED = {
     "cast": (Faults(cast=(1,)), "extra", 1, "cast or copy", 1_800),
     "missing": (Faults(missing=(1,)), "missing", 1, "", -2_500),
     "stock": (Faults(stock=(4,), slow=((4, 7_000),)), "fallback", 4, "stock kernel", 7_000),
-    "no overlap": (Faults(no_overlap=(5,)), "overlap", 5, "lost overlap", 2_900),
+    "no overlap": (Faults(no_overlap=(5,)), "overlap", 5, "lost overlap", 2_500),
     "graphs": (Faults(graphs=3), "graphs", None, "piecewise graphs", 57_700),
     "pause": (Faults(pause_ns=2_000_000), "between", None, "host-bound", 2_025_000),
 }
