@@ -32,6 +32,8 @@ class Page:
     """The repository's."""
     table: Mapping[str, Any]
     bars: Mapping[str, Any]
+    invariant: Mapping[str, Any] | None = None
+    """The table with one order of the sum for all problems, if there is one."""
 
     @property
     def text(self) -> Path:
@@ -46,12 +48,17 @@ class Page:
     @property
     def sections(self) -> dict[str, str]:
         """Name to text of each section that comes from the data."""
-        return sections(self.table, self.bars, f"../{table_path(self.family, self.bars).as_posix()}")
+        return sections(self.table, self.bars, f"../{table_path(self.family, self.bars).as_posix()}", self.invariant)
 
 
 def table_path(family: str, bars: Mapping[str, Any]) -> Path:
     """The table a family's page is made of, from the repository's root."""
     return Path("results") / bars["gpu"].lower() / f"{family}_table.json"
+
+
+def invariant_path(family: str, bars: Mapping[str, Any]) -> Path:
+    """The table of the same family with ``k_order`` held at ``invariant``."""
+    return table_path(family, bars).with_name(f"{family}_invariant.json")
 
 
 def read_page(name: str, root: Path) -> Page:
@@ -62,7 +69,9 @@ def read_page(name: str, root: Path) -> Page:
     """
     owner = find_family(name)
     bars = load_bars(owner.name)
-    return Page(owner.name, owner.title, root, load_table(root / table_path(owner.name, bars)), bars)
+    held = root / invariant_path(owner.name, bars)
+    table = load_table(root / table_path(owner.name, bars))
+    return Page(owner.name, owner.title, root, table, bars, load_table(held) if held.is_file() else None)
 
 
 def begun(page: Page) -> str:
@@ -84,6 +93,9 @@ def begun(page: Page) -> str:
 ## Beyond
 
 {place["aims"]}
+## One order of the sum
+
+{place["invariant"]}
 ## Every problem
 
 {place["tables"]}"""

@@ -189,13 +189,38 @@ def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[st
     return lines[:-1]
 
 
-def sections(table: Mapping[str, Any], bars: Mapping[str, Any], link: str) -> dict[str, str]:
-    """Name to text of every section that the page takes from the data; ``link`` leads from the page to the table."""
+def invariant_section(table: Mapping[str, Any], held: Mapping[str, Any] | None, family: str) -> list[str]:
+    """What one order of the sum for all rows and TP sizes costs: the winner with it beside the winner without."""
+    if held is None:
+        return [f"Not measured: `k3lab tune-table {family} --fix k_order=invariant` with a folder of results does."]
+    free = {json.dumps(row["problem"], sort_keys=True): row for row in table["rows"]}
+    body = []
+    for row in held["rows"]:
+        problem, other = row["problem"], free.get(json.dumps(row["problem"], sort_keys=True))
+        body.append([
+            f"TP{problem['tp']}, {problem['kind'].upper()}, {counted(problem['rows'])}", f"`{row['engine']}`", f"{row['us']:.2f}",
+            f"`{other['engine']}` {other['us']:.2f}" if other else "-", f"{row['us'] / other['us'] - 1:+.1%}" if other else "-",
+        ])  # fmt: skip
+    return _lines(("problem", "engine", "us", "winner of any order, us", "cost"), body)
+
+
+def sections(
+    table: Mapping[str, Any], bars: Mapping[str, Any], link: str, held: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Name to text of every section that the page takes from the data.
+
+    Args:
+        table: of the family.
+        bars: its bars.
+        link: from the page to the table.
+        held: the table with one order of the sum, where there is one.
+    """
     found = {
         "record": record_section(table, link),
         "bars": bars_section(table, bars),
         "mean": mean_section(table, bars),
         "aims": aims_section(table, bars),
+        "invariant": invariant_section(table, held, str(table["family"])),
         "tables": tables_section(table, bars),
     }
     return {name: "\n".join(lines) for name, lines in found.items()}

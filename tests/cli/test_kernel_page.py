@@ -127,6 +127,21 @@ def test_aims_count_the_row_counts_that_reach_them(root: Path) -> None:
     assert cells[5:] == ["7 of 8", "2.99 to 3.60"]
 
 
+def test_one_order_of_the_sum_has_its_cost(root: Path) -> None:
+    assert "Not measured" in read_page(FAMILY, root).sections["invariant"]
+    held = table()
+    held["rows"] = [
+        {**row, "us": row["us"] * 1.1, "engine": "cute_wgmma"} for row in held["rows"] if row["problem"]["rows"] == 8
+    ]
+    held["rows"][0]["problem"] = {**held["rows"][0]["problem"], "rows": 7}  # the main table has no such row
+    (root / "results" / "h200" / f"{FAMILY}_invariant.json").write_text(json.dumps(held))
+    lines = read_page(FAMILY, root).sections["invariant"].splitlines()
+    us = at(table(), 3648, 8)["us"]
+    assert lines[2].startswith("| TP8, KDA, 7 rows | `cute_wgmma` |") and lines[2].endswith("| - | - |")
+    assert lines[3] == f"| TP8, MLA, 8 rows | `cute_wgmma` | {us * 1.1:.2f} | `cute_mma` {us:.2f} | +10.0% |"
+    assert len(lines) == 2 + len(SHAPES)
+
+
 def test_the_record_is_named(root: Path) -> None:
     data = {**table(), "missing": ["kda-tp4-rows1: the power went out"]}
     store(root, data)
