@@ -79,6 +79,9 @@ def diff(
     b: Annotated[Path, typer.Argument(help="The trace after.")],
     layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Option("--names", help="Names table of another engine, or its JSON file; repeatable.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare although the GPU, the ranks, the rows or the layers differ.")
     ] = False,
@@ -87,7 +90,7 @@ def diff(
     """Compare two traces of like layers: exit 0 where they were compared, 1 where they cannot be."""
     from ..traces.diff import diff_json, diff_traces
 
-    data = diff_json(diff_traces(a, b, layers=layers, plan=plan, force=force))
+    data = diff_json(diff_traces(a, b, layers=layers, plan=plan, tables=names, force=force))
     emit(data, as_json, render)
     if data["verdict"] not in _COMPARED:
         raise typer.Exit(1)

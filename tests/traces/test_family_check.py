@@ -208,3 +208,15 @@ def test_wrong_arguments_exit_2_with_one_line(good, capsys, arguments, says):
 def test_a_family_must_be_one_of_ours(good):
     with pytest.raises(TraceError, match="no family"):
         check_trace(good, "gb300-tp16", family="")
+
+
+def test_diff_takes_names_tables_too(good, tmp_path, capsys):
+    odd = changed(good, tmp_path / "t.json", rename={"experts_synthetic_shared_situ": "mystery<int>"})
+    table = {"schema": "k3lab.names_table/1", "name": "mine", "entries": [{"prefix": "mystery", "family": "experts"}]}
+    (tmp_path / "names.json").write_text(json.dumps(table))
+    seen = {}
+    for words in ((), ("--names", str(tmp_path / "names.json"))):
+        run(["trace", "diff", str(odd), str(odd), "--json", *words])
+        found = json.loads(capsys.readouterr().out)["devices"][0]["classes"][0]["kernels"]
+        seen[words[:1]] = {kernel["family"] for kernel in found if kernel["a"] == "mystery<int>"}
+    assert seen == {(): {None}, ("--names",): {"experts"}}

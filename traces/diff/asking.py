@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,13 @@ class TraceDiff:
 
 
 def diff_traces(
-    a: str | Path, b: str | Path, *, layers: int | None = None, plan: PlanLike | None = None, force: bool = False
+    a: str | Path,
+    b: str | Path,
+    *,
+    layers: int | None = None,
+    plan: PlanLike | None = None,
+    tables: Sequence[str | Path] | None = None,
+    force: bool = False,
 ) -> TraceDiff:
     """Compare two traces.
 
@@ -52,6 +58,7 @@ def diff_traces(
         b: the trace after.
         layers: how many layers a step has, if known; in both.
         plan: kernel names to families, as for ``check_trace``.
+        tables: names tables, as ``names`` of ``check_trace``.
         force: compare although the GPU, the number of ranks, the rows or the layers differ.
 
     Raises:
@@ -59,8 +66,8 @@ def diff_traces(
     """
     if layers is not None and layers < 1:
         raise TraceError(f"layers must be 1 or more, not {layers}")
-    names = gather_names(plan)
-    one, other = (report_on(read_trace(path), None, layers, None, None, None, plan) for path in (a, b))
+    names = gather_names(plan, tables)
+    one, other = (report_on(read_trace(path), None, layers, None, None, None, plan, names=tables) for path in (a, b))
     open_questions = [*_open_questions(one, "a"), *_open_questions(other, "b")]
     differing = _differing(one, other)
     notes = _notes(one, other, force and bool(differing))
