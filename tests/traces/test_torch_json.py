@@ -103,7 +103,7 @@ def test_facts_of_the_file_head(tmp_path, make):
         (b"<html></html>", "web page"),
         (b'{"a": 1}', "traceEvents"),
         (b'{"traceEvents": 3}', "traceEvents"),
-        (b'{"traceEvents": [{"name": "ab', "not valid JSON at character"),
+        (b'{"traceEvents": [{"name": "ab', "not valid JSON at byte 26"),
         (b"[" * 100_000, "nested too deep"),
         (b"[" + b"1" * 6000 + b"]", "too long"),
         (b"\x1f\x8b\x08\x00broken", "gzip"),

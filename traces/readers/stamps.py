@@ -26,6 +26,9 @@ def microseconds_to_ns(value: object, what: str = "time") -> int:
             raise BadStamp(f"{what} out of range")
         return value * 1000
     if isinstance(value, str):
+        whole, _, part = value.partition(".")
+        if len(part) == 3 and len(whole) <= _MAX_DIGITS and (whole + part).isdecimal() and value.isascii():
+            return int(whole + part)
         try:
             value = Decimal(value.strip())
         except InvalidOperation:

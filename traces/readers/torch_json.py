@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from ..errors import TraceError
-from ..model import ApiCall, CopyTime, HostRange, Kernel, RejectedRow, Trace
+from ..model import ApiCall, CopyTime, HostRange, Kernel, RejectedRow, Trace, in_order
+from .json_events import Events
 from .stamps import BadStamp, check_interval, microseconds_to_ns
 
 MAX_BYTES = 8 << 30
@@ -24,6 +24,8 @@ _COPIES = {"gpu_memcpy": "memcpy", "Memcpy": "memcpy", "gpu_memset": "memset", "
 _WAIT = "cuda_sync"
 _OVERHEAD = "overhead"
 _API = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "hip_runtime"})
+_LOST_SHARE = 0.1  # the edges of a capture may lose the kernels of a launch or two
+_GRAPH_TIMES_RIGHT = 130101  # CUPTI of CUDA 13.1 Update 1; versions before CUDA 13 count from 1 to some tens
 _HINT = "profile with activities=[CPU, CUDA], while the GPU works"
 
 
@@ -46,37 +48,21 @@ def _read_bytes(path: Path) -> bytes:
     return b"".join(parts)
 
 
-def _parse(data: bytes, name: str, notes: list[str]) -> Any:
+def _events(data: bytes, name: str) -> Events:
     if data[257:262] == b"ustar":
         raise TraceError(f"{name}: a tar archive; unpack it and give the JSON file inside")
+    bom = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+    damaged = None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("utf-8-sig", errors="replace")
-        notes.append("the file is not valid UTF-8; damaged characters were replaced")
-    if not text.strip():
+        damaged = "the file is not valid UTF-8; damaged characters were replaced"
+    if not text or text.isspace():
         raise TraceError(f"{name}: the file is empty; capture the trace again")
-
-    def load(strict: bool) -> Any:
-        return json.loads(text, parse_float=Decimal, parse_constant=Decimal, strict=strict)
-
-    try:
-        try:
-            return load(strict=True)
-        except json.JSONDecodeError as error:
-            if "control character" not in error.msg:
-                raise
-            notes.append(f"control characters inside strings (first at character {error.pos}) were accepted")
-            return load(strict=False)
-    except json.JSONDecodeError as error:
-        cut = " (the file ends there: it was cut short)" if error.pos >= len(text.rstrip()) - 1024 else ""
-        raise TraceError(
-            f"{name}: not valid JSON at character {error.pos}: {error.msg}{cut}; copy or capture the trace again"
-        ) from None
-    except RecursionError:
-        raise TraceError(f"{name}: JSON nested too deep for a trace; capture it again") from None
-    except (ValueError, ArithmeticError):
-        raise TraceError(f"{name}: a number in the JSON is too long to be a time; capture the trace again") from None
+    events = Events(text, name, bom)
+    events.notes.extend([damaged] if damaged else [])
+    return events
 
 
 def _integer(value: object) -> int | None:
@@ -84,11 +70,13 @@ def _integer(value: object) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    if isinstance(value, Decimal) and value.is_finite() and abs(value) < 10**18 and value == int(value):
-        return int(value)
-    if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 20:
-        return int(value)
-    return None
+    if not isinstance(value, str) or len(value) > 40:
+        return None
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return None
+    return int(number) if number.is_finite() and abs(number) < 10**18 and number == int(number) else None
 
 
 def _dims(value: object) -> tuple[int, ...]:
@@ -126,7 +114,10 @@ def _kernel(event: Mapping[str, Any], name: str, args: Mapping[str, Any]) -> Ker
         correlation=_integer(args.get("correlation")),
         grid=_dims(args.get("grid")),
         block=_dims(args.get("block")),
-        node=_integer(args.get("graph node id")) or None,  # 0 means: not from a graph
+        # 0 means: not from a graph; from CUDA 13 on the captured node is told beside its clone
+        node=_integer(args.get("source graph node id", args.get("source_graph_node_id")))
+        or _integer(args.get("graph node id"))
+        or None,
     )
 
 
@@ -143,13 +134,7 @@ def read_torch(path: Path) -> Trace:
     Raises:
         TraceError: not JSON, cut short, or no list of trace events in it.
     """
-    notes: list[str] = []
-    data = _parse(_read_bytes(path), path.name, notes)
-    head: Mapping[str, Any] = data if isinstance(data, dict) else {}
-    events = head.get("traceEvents") if isinstance(data, dict) else data
-    if not isinstance(events, list):
-        raise TraceError(f"{path.name}: JSON, but not a profiler trace (no list 'traceEvents')")
-
+    events = _events(_read_bytes(path), path.name)
     kernels: list[Kernel] = []
     rejected: list[RejectedRow] = []
     apis: dict[tuple[int, int], ApiCall] = {}
@@ -178,7 +163,10 @@ def read_torch(path: Path) -> Trace:
             kind = _COPIES.get(category, "sync")
             copies[kind] += kind != "sync"
             with suppress(BadStamp):
-                copy_times.append(CopyTime(kind, *_interval(event), _device(event, args), _stream(event, args)))
+                stream = _stream(event, args)  # below 0: all
+                copy_times.append(
+                    CopyTime(kind, *_interval(event), _device(event, args), stream if stream >= 0 else None)
+                )
         elif category == _OVERHEAD:
             with suppress(BadStamp):
                 overheads.append(_interval(event))
@@ -195,9 +183,15 @@ def read_torch(path: Path) -> Trace:
             call = ApiCall(name, start, end, thread)
             if correlation is not None and _better(call, apis.get((0, correlation))):
                 apis[0, correlation] = call
+    if not events.found:
+        raise TraceError(f"{path.name}: JSON, but not a profiler trace (no list 'traceEvents')")
+    head, notes = events.head, events.notes
+    if events.not_finite:
+        notes.append(f"{events.not_finite} numbers are NaN or infinite and were read as missing")
     if malformed:
         notes.append(f"{malformed} entries of the event list are not events and were skipped")
-    kernels.sort(key=lambda kernel: kernel.order)
+    in_order(kernels)
+    notes.extend(_versions(head, kernels, apis.values()))
     rejected.sort(key=lambda row: (row.name, row.reason))
     ranges.sort(key=lambda item: (item.start, -item.end, item.name))
     return Trace(
@@ -207,7 +201,7 @@ def read_torch(path: Path) -> Trace:
         apis=apis,
         ranges=tuple(ranges),
         copies={kind: count for kind, count in copies.items() if count},
-        copy_times=tuple(sorted(copy_times)),
+        copy_times=tuple(sorted(copy_times, key=lambda item: (item.start, item.end, item.kind, str(item)))),
         overheads=tuple(sorted(overheads)),
         rejected=tuple(rejected),
         gpus=_gpus(head),
@@ -216,6 +210,7 @@ def read_torch(path: Path) -> Trace:
         world_size=_distributed(head, "world_size"),
         rank=_distributed(head, "rank"),
         notes=tuple(notes),
+        incomplete=_incomplete(kernels, apis),
         no_kernels_hint=_HINT,
     )
 
@@ -228,6 +223,42 @@ def _gpus(head: Mapping[str, Any]) -> dict[int, str]:
             number = _integer(item.get("id"))
             found[number if number is not None else len(found)] = item["name"]
     return found
+
+
+def _incomplete(kernels: Sequence[Kernel], apis: Mapping[tuple[int, int], ApiCall]) -> tuple[str, ...]:
+    found = []
+    owned = {kernel.correlation for kernel in kernels}
+    graphs = [correlation for (_, correlation), call in apis.items() if call.is_graph_launch]
+    lost = sum(correlation not in owned for correlation in graphs)
+    if lost > _LOST_SHARE * len(graphs):
+        found.append(
+            f"{lost} of {len(graphs)} graph launches have no kernels in the file: "
+            "let the profiler run already when the graphs are captured, or trace with nsys --cuda-graph-trace=node"
+        )
+    if any("GraphConditionalHandle" in call.name for call in apis.values()):
+        found.append("graphs with conditional nodes: only their first round is recorded, so counts are a lower bound")
+    return tuple(found)
+
+
+def _versions(head: Mapping[str, Any], kernels: Sequence[Kernel], calls: Iterable[ApiCall]) -> list[str]:
+    """What to say of the CUDA versions of the capture, with a warning where times of graph kernels may be wrong."""
+    cupti, runtime, driver = (
+        _integer(head.get(f"{part}_version")) for part in ("cupti", "cuda_runtime", "cuda_driver")
+    )
+    told = [
+        f"{name} {value}"
+        for name, value in (("CUPTI", cupti), ("CUDA runtime", runtime), ("CUDA driver", driver))
+        if value is not None
+    ]
+    if not told:
+        return []
+    notes = [f"recorded with {', '.join(told)}"]
+    replayed = any(kernel.node is not None for kernel in kernels) or any(call.is_graph_launch for call in calls)
+    if replayed and cupti is not None and cupti < _GRAPH_TIMES_RIGHT:
+        notes.append(
+            "CUPTI before CUDA 13.1 Update 1 is reported to time kernels of graphs wrongly (kineto issue 1165)"
+        )
+    return notes
 
 
 def _tool(head: Mapping[str, Any]) -> str | None:
