@@ -194,7 +194,8 @@ def _judge_device(
             reasons.append(f"{family}: " + next((why for item in layers for why in item.reasons), "nothing to judge"))
         elif not doubts.everything:
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
-    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns))
+    told_families = families if family is None else ()
+    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns, families=told_families))
     return DeviceReport(device, layers, classes, findings, verdict, families), reasons
 
 

@@ -132,3 +132,17 @@ def test_layers_of_another_class_with_more_kernels_are_told_against_the_larger_c
     texts = [f.text for f in found if f.kind == "extra"]
     assert any("against class" in text and "unrolled_elementwise_kernel" in text for text in texts)
     assert any("14 kernels, budget 13" in text and "fusion should have removed" in text for text in texts)
+
+
+def test_families_over_their_share_are_told_where_a_class_fails_on_the_budgets_gpu(tmp_path):
+    shares = [f for f in findings(synthesize(tmp_path / "t.json", steps=STEPS, scale=1.2)) if f.kind == "share"]
+    assert [f.text.split(" adds")[0] for f in shares] == [
+        "class A: router", "class A: output_projection", "class A: moe_tail", "class A: kda"]  # fmt: skip
+    assert (
+        "its share of the budget (inferred) is 1.3 us (+5.9 us); most is added by kernel 7 k3_router_synthetic_front"
+        in (shares[0].text)
+    )
+    assert shares[0].cost_ns == pytest.approx(9 * 5_890, rel=0.02)
+    for told in ({"gpu": "NVIDIA H200", "scale": 1.2}, {}, {"faults": Faults(slow=((2, 20_000),))}):
+        found = findings(synthesize(tmp_path / "u.json", steps=STEPS, **told))
+        assert "share" not in {item.kind for item in found}

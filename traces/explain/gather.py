@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..analysis import DeviceLayers
 from ..budget import Budget
 from ..families import Plan
+from ..family_check import ClassFamilies
 from ..model import Trace
 from .alignment import align
 from .causes import Causes
 from .differences import against_class, between_classes, over_count
 from .finding import Finding, by_cost
 from .gaps import find_gaps, gap_findings
-from .kernels import against_peers, largest_parts, stock_kernels
+from .kernels import against_peers, largest_parts, over_share, stock_kernels
 from .overlap import lost_overlap, no_overlap, not_hidden, run_ahead
 from .steps import between_steps, several_graphs, shifted
 
@@ -26,6 +27,7 @@ def explain(
     plan: Plan | None = None,
     budget: Budget | None = None,
     step_ns: int | None = None,
+    families: Sequence[ClassFamilies] = (),
 ) -> list[Finding]:
     """What makes the layers and steps of a device slow: each thing with its cost in ns of a step, the costliest first.
 
@@ -40,6 +42,7 @@ def explain(
         plan: kernel names to families.
         budget: what the layers are held against.
         step_ns: how long a step takes untraced, if known.
+        families: of each class, held against their shares of the budget.
     """
     if device.abstained is not None or not device.layers:
         why = device.abstained.reason if device.abstained is not None else "there are no layers"
@@ -52,13 +55,15 @@ def explain(
     found = lost_overlap(classes, device, trace, plan, told)
     found += not_hidden(classes, device, plan, told)
     found += gap_findings(device, classes, gaps, steps, plan, told)
-    for one in classes:
+    for at, one in enumerate(classes):
         found += against_class(one, device)
         found += against_peers(one, device, failed, plan, told)
         if budget is not None:
             found += over_count(one, budget)
         if failed.intersection(one.group.members):
             found.append(largest_parts(one, plan))
+        if at < len(families) and 2 * len(failed.intersection(one.group.members)) > len(one.group.members):
+            found += over_share(one, families[at], plan, budget)
     found += between_classes(classes)
     found += stock_kernels(device, plan)
     found += several_graphs(trace, device, gaps)

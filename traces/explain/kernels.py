@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..analysis import DeviceLayers, Layer
+from ..budget import Budget
 from ..collectives import is_collective
 from ..families import Names, Plan, is_ours, stock_instead
+from ..family_check import LEAST_SHARE_NS, ClassFamilies
 from ..names import short_name
 from ..timing import median_ns
-from ..verdict import class_period, microseconds
+from ..verdict import FAIL, class_period, microseconds
 from .alignment import Aligned, notable, usual_increments
 from .finding import NOTABLE_NS, Finding, kernel_label
 
@@ -70,6 +72,31 @@ def largest_parts(one: Aligned, plan: Plan | None) -> Finding:
     ranked = sorted(range(len(increments)), key=lambda index: (-increments[index], index))[:3]
     listed = ", ".join(f"{kernel_label(one.group.sequence[i], plan)} {microseconds(increments[i])}" for i in ranked)
     return Finding("parts", None, f"class {one.group.name}: most time is added by {listed}")
+
+
+def over_share(one: Aligned, families: ClassFamilies, plan: Plan | None, budget: Budget | None) -> list[Finding]:
+    """Families whose kernels add more than their share of the budget, where that was judged to be so."""
+    names = plan if isinstance(plan, Names) else Names(plan or {})
+    increments = usual_increments(one)
+    known = names.families(one.group.sequence)
+    evidence = budget.split.evidence if budget is not None and budget.split is not None else ""
+    whose = f" ({evidence})" if evidence else ""
+    found = []
+    for row in families.rows:
+        share = row.limit.period_ns if row.limit else None
+        if row.judgement.time != FAIL or share is None or share < LEAST_SHARE_NS:
+            continue
+        most = max(
+            (at for at, family in enumerate(known) if family == row.family), key=lambda at: (increments[at], -at)
+        )
+        over = row.part.time_ns - share
+        text = (
+            f"class {one.group.name}: {row.family} adds {microseconds(row.part.time_ns)} a layer, its share of the budget{whose} is "
+            f"{microseconds(share)} (+{microseconds(over)}); most is added by kernel {most} "
+            f"{short_name(one.group.sequence[most])}, {microseconds(increments[most])}"
+        )
+        found.append(Finding("share", None, text, over * len(one.group.members), "over its share"))
+    return found
 
 
 def stock_kernels(device: DeviceLayers, plan: Plan | None) -> list[Finding]:
