@@ -110,6 +110,15 @@ def test_the_numbers_drawn_are_those_of_the_report(slow, layer):
     assert gaps or layer == 0
 
 
+def test_times_begin_where_the_kernels_before_the_layer_end(slow):
+    for layer in (0, 2, 4):
+        latest = 0
+        for bar in layer_figure(slow, layer=layer).bars:
+            assert bar.gap_ns == max(0, bar.start_ns - latest)
+            assert bar.increment_ns == max(0, bar.end_ns - max(latest, bar.start_ns))
+            latest = max(latest, bar.end_ns)
+
+
 def test_bars_lie_where_their_times_are(slow):
     figure = layer_figure(slow, budget="gb300-tp16", layer=2)
     layout = lay_out(figure)

@@ -32,7 +32,9 @@ def files(make, folder, *, ranks=3, steps=5, layers=4, slow=None, slow_us=0.0, j
         now = [begin] * ranks
         for rank in range(ranks):
             if (rank, step) != skip_step:
-                events[rank].append(make.host("cuda_runtime", "cudaGraphLaunch", clocks[rank] + begin - 30, 8.0, correlation=10 + step))
+                events[rank].append(
+                    make.host("cuda_runtime", "cudaGraphLaunch", clocks[rank] + begin - 30, 8.0, correlation=10 + step)
+                )
         for layer in range(layers):
             arrival = [now[rank] + 10 + (slow_us if rank == slow else 0) for rank in range(ranks)]
             done = max(arrival) + TRANSFER
@@ -46,7 +48,8 @@ def files(make, folder, *, ranks=3, steps=5, layers=4, slow=None, slow_us=0.0, j
                 if (rank, layer) == drop_layer or (rank, step) == skip_step:
                     continue
                 events[rank] += [
-                    make.kernel(title, round(clocks[rank] + a, 3), round(b - a, 3), correlation=10 + step) for title, a, b in rows
+                    make.kernel(title, round(clocks[rank] + a, 3), round(b - a, 3), correlation=10 + step)
+                    for title, a, b in rows
                 ]
     found = []
     for rank in range(ranks):
@@ -89,6 +92,7 @@ def test_an_all_reduce_launched_ahead_arrives_when_its_predecessor_ends(make, tm
     (tmp_path / "pdl").mkdir()
     ahead = check_ranks(files(make, tmp_path / "pdl", slow=0, slow_us=6.0, ahead=9.0), None)
     assert waits(ahead) == waits(straight) == {0: (24_000, 0, 20), 1: (0, 24_000, 0), 2: (0, 24_000, 0)}
+    assert ahead.skew.transfers == straight.skew.transfers
 
 
 def test_times_of_every_layer_and_class_over_the_ranks(make, tmp_path):
@@ -157,16 +161,17 @@ def test_what_cannot_be_said_across_ranks_is_refused(make, tmp_path, change, say
 
 
 def test_a_capture_that_began_a_step_later_is_not_compared():
-    ends = [0, 1_000_000, 2_070_000, 3_010_000, 4_090_000, 5_020_000, 6_000_000]
+    """Its collectives end less than 2 us off, as the steps are that regular; shifted by a step they fit to the ns."""
+    begins = [step * 1_000_000 + off for step, off in enumerate((0, 700, -500, 300, -800, 400, 0))]
 
     def rank(first, noise):
-        steps = []
-        for start in ends[first : first + 6]:
-            steps.append([Collective("reduce", start + at, start + at + 500 + noise) for at in (0, 20_000, 40_000)])
-        return steps
+        return [
+            [Collective("reduce", start + at, start + at + 500 + noise * (step % 2)) for at in (0, 20_000, 40_000)]
+            for step, start in enumerate(begins[first : first + 6])
+        ]
 
     assert compare({0: rank(0, 0), 1: rank(0, 3)}).refused is None
-    assert compare({0: rank(0, 0), 1: rank(1, 3)}).refused is not None
+    assert "the steps of rank 1 seem to be one off" in compare({0: rank(0, 0), 1: rank(1, 3)}).refused
 
 
 def test_ranks_named_by_the_files_names_or_only_counted(make, tmp_path):
@@ -192,7 +197,9 @@ def test_one_file_of_several_processes_holds_a_rank_each(make, tmp_path):
     processes = [0x1000000_000000 | pid << 24 for pid in (0x70, 0x6F)]
     for step in range(3):
         for rank, process in enumerate(processes):
-            file.api("cudaGraphLaunch_v10000", step * 500_000 + 1000, step * 500_000 + 5000, 50 + step, thread=process | 1)
+            file.api(
+                "cudaGraphLaunch_v10000", step * 500_000 + 1000, step * 500_000 + 5000, 50 + step, thread=process | 1
+            )
             for layer in range(4):
                 at = step * 500_000 + 20_000 + layer * 25_000
                 arrive = at + 10_000 + 6000 * (rank == 0)
@@ -200,7 +207,10 @@ def test_one_file_of_several_processes_holds_a_rank_each(make, tmp_path):
                                          ("gemm", at + 20_000, at + 25_000)):  # fmt: skip
                     file.kernel(name, start, end, 50 + step, process=process)
     report = check_ranks([file.write()], None)
-    assert [lane.label for lane in report.ranks] == ["node.sqlite process 111 device 0", "node.sqlite process 112 device 0"]
+    assert [lane.label for lane in report.ranks] == [
+        "node.sqlite process 111 device 0",
+        "node.sqlite process 112 device 0",
+    ]
     assert waits(report) == {0: (0, 24_000, 0), 1: (24_000, 0, 12)}
 
 
