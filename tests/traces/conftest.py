@@ -5,11 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
 
 PROCESS = 0x1000000_000000 | (0x6F << 24)
 THREAD = PROCESS | 0x6F
@@ -105,6 +110,7 @@ class NsysFile:
         "META_DATA_CAPTURE": "name, value",
         "TARGET_INFO_GPU": "id, name",
         "DIAGNOSTIC_EVENT": "severity, text",
+        "PROCESSES": "globalPid, pid, name",
     }
 
     def __init__(self, path: Path) -> None:
@@ -113,6 +119,7 @@ class NsysFile:
         self.strings: dict[str, int] = {}
         self.drop_columns: set[str] = set()
         self.empty_tables: set[str] = set()
+        self.tables = dict(self._TABLES)
 
     def string(self, text: str) -> int:
         return self.strings.setdefault(text, len(self.strings) + 1)
@@ -144,7 +151,7 @@ class NsysFile:
         database.execute("PRAGMA synchronous = OFF")
         rows = self.rows if rows is None else rows
         for table in dict.fromkeys([*(table for table, _ in rows), *sorted(self.empty_tables)]):
-            names = [name for name in self._TABLES[table].split(", ") if name not in self.drop_columns]
+            names = [name for name in self.tables[table].split(", ") if name not in self.drop_columns]
             database.execute(f"CREATE TABLE {table} ({', '.join(f'{chr(34)}{name}{chr(34)}' for name in names)})")
             for owner, row in rows:
                 if owner == table:
