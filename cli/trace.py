@@ -10,7 +10,7 @@ import typer
 from . import trace_calls, trace_capture, trace_diff, trace_figure, trace_kernels, trace_ranks, trace_synthesize
 from .output import Json, emit
 from .trace_families import render_families
-from .trace_words import lines, us, word
+from .trace_words import Names, lines, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,10 +23,6 @@ File = Annotated[
 ]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")]
 Plan = Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")]
-Names = Annotated[
-    list[str] | None,
-    typer.Option("--names", help="Names table of another engine, or its JSON file; repeatable. Default: all known."),
-]
 StepUs = Annotated[
     float | None, typer.Option("--step-us", min=0.001, max=1e9, help="A step's time without a profiler, to compare.")
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import lines, us
+from .trace_words import Names, lines, us
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,9 +79,7 @@ def diff(
     b: Annotated[Path, typer.Argument(help="The trace after.")],
     layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
-    names: Annotated[
-        list[str] | None, typer.Option("--names", help="Names table of another engine, or its JSON file; repeatable.")
-    ] = None,
+    names: Names = None,
     force: Annotated[
         bool, typer.Option("--force", help="Compare although the GPU, the ranks, the rows or the layers differ.")
     ] = False,

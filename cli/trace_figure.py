@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
+from .trace_words import Names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +60,7 @@ def register(app: typer.Typer) -> None:
         device: Annotated[int | None, typer.Option("--device", help="Device, where the trace has several.")] = None,
         layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
         plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        names: Names = None,
         as_json: Json = False,
     ) -> None:
         """Draw one layer by stream against its budget; without --layer or --class the one furthest over, or the slowest."""
@@ -71,7 +73,14 @@ def register(app: typer.Typer) -> None:
         if out.suffix not in _KINDS:
             raise InputError(f"cannot draw {out}: the name must end in {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
         found = layer_figure(
-            file, budget=budget, layer=layer, class_name=class_name, device=device, layers=layers, plan=plan
+            file,
+            budget=budget,
+            layer=layer,
+            class_name=class_name,
+            device=device,
+            layers=layers,
+            plan=plan,
+            names=names,
         )
         layout = lay_out(found)
         made = png(layout) if out.suffix == ".png" else (page if out.suffix == ".html" else svg)(layout).encode()

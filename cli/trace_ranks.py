@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import lines, us, word
+from .trace_words import Names, lines, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,12 +110,15 @@ def register(app: typer.Typer) -> None:
         rows: Annotated[int | None, typer.Option("--rows", help="Tokens in a step.")] = None,
         layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
         plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        names: Names = None,
         as_json: Json = False,
     ) -> None:
         """Compare the ranks of one run: layer times, their spread, and who waited for whom; a pass needs all ranks."""
         from ..traces.ranks import check_ranks
 
-        report = check_ranks(files, budget, world=world, layers=layers, gpu=gpu, tp=tp, rows=rows, plan=plan)
+        report = check_ranks(
+            files, budget, world=world, layers=layers, gpu=gpu, tp=tp, rows=rows, plan=plan, names=names
+        )
         emit(report.to_json(), as_json, render)
         if budget is not None and report.verdict != "pass":
             raise typer.Exit(1)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--names", help="Names table of another engine, or its JSON file; repeatable. Default: all known."),
+]
+"""The ``--names`` option of commands that tell families."""
 
 _COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "not judged": "dim"}
 _MAX_LINES = 16

@@ -8,7 +8,7 @@ from pathlib import Path
 from .analysis import DeviceLayers, Layer
 from .check import check_trace, inspect_trace
 from .errors import TraceError
-from .families import family_of
+from .families import Names
 from .layers import LayerClass
 from .names import short_name
 from .report import DeviceReport, Report
@@ -164,6 +164,7 @@ def _figure(report: Report, found: DeviceReport, layer: Layer, place: int) -> La
     zero = max((kernel.end for kernel in kernels[:first]), default=min(kernel.start for kernel in own))
     group = _group(device, place)
     limit = report.budget.limit(group.kind) if report.budget else None
+    names = report.plan if isinstance(report.plan, Names) else Names(report.plan or {})
     judged = found.layer_judgements[place].verdict if found.layer_judgements else report.verdict
     return LayerFigure(
         file=report.trace.path,
@@ -179,14 +180,14 @@ def _figure(report: Report, found: DeviceReport, layer: Layer, place: int) -> La
             Bar(
                 name=kernel.name,
                 label=short_name(kernel.name, LABEL_WIDTH),
-                family=family_of(kernel.name, report.plan),
+                family=family,
                 stream=kernel.stream,
                 start_ns=kernel.start - zero,
                 end_ns=kernel.end - zero,
                 increment_ns=share.increment,
                 gap_ns=share.bubble,
             )
-            for kernel, share in zip(own, layer.typical.shares, strict=True)
+            for kernel, share, family in zip(own, layer.typical.shares, names.families(layer.kernels), strict=True)
         ),
         period_ns=layer.typical.completion_period,
         median_ns=layer.period,

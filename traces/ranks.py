@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .budget import Budget, load_budget
-from .check import PlanLike, report_on
+from .check import report_on
 from .errors import TraceError
+from .families import PlanLike
 from .rank_set import RankLane, find_world, numbered, one_gpu, ranks_text
 from .rank_times import ClassSpread, LayerSpread, class_spreads, layer_spreads, unlike
 from .readers.opening import read_trace
@@ -95,6 +96,7 @@ def check_ranks(
     tp: int | None = None,
     rows: int | None = None,
     plan: PlanLike | None = None,
+    names: Sequence[str | Path] | None = None,
 ) -> RanksReport:
     """Look at the ranks of one run together; the order of the files makes no difference.
 
@@ -102,7 +104,7 @@ def check_ranks(
         paths: traces, one a rank; or files that hold several, each process and device of which is a rank.
         budget: as for ``check_trace``; None judges nothing.
         world: how many ranks the run had, where the files do not say.
-        layers: as for ``check_trace``, like ``gpu``, ``tp``, ``rows`` and ``plan``.
+        layers: as for ``check_trace``, like ``gpu``, ``tp``, ``rows``, ``plan`` and ``names``.
 
     Raises:
         TraceError: no file, one that is no usable trace, or a wrong argument.
@@ -119,7 +121,7 @@ def check_ranks(
     notes: list[str] = []
     for name in files:
         label = Path(name).name if short[Path(name).name] == 1 else name
-        report = report_on(read_trace(name), chosen, layers, gpu, tp, rows, plan)
+        report = report_on(read_trace(name), chosen, layers, gpu, tp, rows, plan, names=names)
         lanes.extend(_lanes(report, label, Path(name).name))
         notes.extend(f"{label}: {note}" for note in report.notes)
     lanes, told = numbered(lanes)
