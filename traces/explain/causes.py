@@ -13,6 +13,7 @@ from ..collectives import is_collective
 from ..model import ApiCall, Kernel, Trace
 from ..names import short_name
 from ..verdict import microseconds
+from .alignment import examined
 
 OVERHEAD, COPY, OTHER, SYNC, HOST, LAUNCHING, GRAPH_START, COLLECTIVE, UNEXPLAINED = (
     "overhead", "copy", "other kernels", "sync", "host-bound", "launching", "graph start", "collective", "unexplained"
@@ -81,18 +82,23 @@ class Causes:
         ]
         self.waits = Intervals(waits)
         self.overheads = Intervals((start, end, "") for start, end in trace.overheads)
-        self._place = (device.process, device.device)
+        self._device = device
 
     @cached_property
     def kernels(self) -> Intervals:
-        """All kernels of the device; most traces of millions have no gap to ask about."""
-        return Intervals(
-            [
-                (kernel.start, kernel.end, kernel.name)
-                for kernel in self.trace.kernels
-                if (kernel.process, kernel.device) == self._place
-            ]
-        )
+        """The kernels of the device from the start of each examined step to that of the next, whoever launched them."""
+        kernels, place = self.trace.kernels, (self._device.process, self._device.device)
+        begins = [kernel.start for kernel in kernels]
+        longest = max(kernel.end - kernel.start for kernel in kernels)
+        found: set[int] = set()
+        for step in examined(self._device):
+            first = min(kernel.start for kernel in self._device.steps[step])
+            last = max(kernel.end for kernel in self._device.steps[step])
+            for kernel in self._device.steps[step + 1] if step + 1 < len(self._device.steps) else ():
+                last = max(last, kernel.start)
+            found.update(range(bisect_left(begins, first - longest), bisect_left(begins, last + 1)))
+        rows = [kernels[index] for index in sorted(found)]
+        return Intervals((row.start, row.end, row.name) for row in rows if (row.process, row.device) == place)
 
     def find(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:
         """Why nothing of the step ran from ``start`` to ``end``.

@@ -163,7 +163,7 @@ def _everywhere(
 ) -> list[Finding]:
     """Idle time that most layers of a class have."""
     group = one.group
-    times = [item for index in group.members for item in device.layers[index].times]
+    times = [device.layers[index].times[step] for index in group.members for step in examined(device)]
     large = median_ns(sum([bubble for bubble in item.bubbles if bubble > NOTABLE_NS]) for item in times)
     idle = median_ns(sum(item.bubbles) for item in times)
     period = class_period(group, device)

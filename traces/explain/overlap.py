@@ -27,7 +27,7 @@ _FOLLOWS_NS = 3000  # a kernel that only waited for another starts within this a
 
 def run_ahead(device: DeviceLayers) -> list[Finding]:
     """Whether kernels overlap on their stream, and whether their starts run ahead of the work."""
-    times = [item for layer in device.layers for item in layer.times]
+    times = [layer.times[step] for layer in device.layers for step in examined(device)]
     overlap = sum(item.overlap_same_stream for item in times)
     pairs = [(item.start_period, item.completion_period) for item in times if item.start_period is not None]
     off = [abs(start - period) / period for start, period in pairs if period > 0]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from ..analysis import DeviceLayers
 from ..model import Kernel, Trace
 from ..timing import median_ns
 from ..verdict import microseconds
+from .alignment import examined
 from .causes import HOST, SYNC, Causes, covered
 from .finding import NOTABLE_NS, Finding
 from .gaps import Gap, main_cause
@@ -21,7 +21,10 @@ def between_steps(device: DeviceLayers, causes: Causes) -> list[Finding]:
     """Idle time from the end of a step to the start of the next; where it is longer than a step, the host bounds them."""
     gaps: list[Gap] = []
     idle: list[int] = []
-    for one, following in pairwise(device.steps):
+    for step in examined(device):
+        if step + 1 == len(device.steps):
+            break
+        one, following = device.steps[step], device.steps[step + 1]
         last = max(one, key=lambda kernel: kernel.end)
         first = min(following, key=lambda kernel: kernel.start)
         start, end = last.end, first.start
