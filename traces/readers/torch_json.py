@@ -192,6 +192,7 @@ def read_torch(path: Path) -> Trace:
         notes.append(f"{malformed} entries of the event list are not events and were skipped")
     in_order(kernels)
     notes.extend(_versions(head, kernels, apis.values()))
+    incomplete = _incomplete(kernels, apis)
     rejected.sort(key=lambda row: (row.name, row.reason))
     ranges.sort(key=lambda item: (item.start, -item.end, item.name))
     return Trace(
@@ -210,8 +211,8 @@ def read_torch(path: Path) -> Trace:
         world_size=_distributed(head, "world_size"),
         rank=_distributed(head, "rank"),
         notes=tuple(notes),
-        incomplete=_incomplete(kernels, apis),
-        no_kernels_hint=_HINT,
+        incomplete=incomplete,
+        no_kernels_hint=incomplete[0] if incomplete else _HINT,
     )
 
 
