@@ -125,13 +125,15 @@ def _chosen(steps: Steps) -> tuple[list[Step], StepCounts]:
     whole, cut = list(pool), 0
     if len(whole) > 2:
         modal = _modal(whole)
-        for edge in (0, -1):
-            if whole[edge].names != modal and len(whole[edge].kernels) < len(modal):
+        for edge, left in ((0, modal[-len(whole[0].names) :]), (-1, modal[: len(whole[-1].names)])):
+            # only what is missing towards the capture's edge was cut off by it; a hole inside is lost events
+            if whole[edge].names == left != modal:
                 del whole[edge]
                 cut += 1
     warm_up = min(WARM_UP, max(0, len(whole) - ENOUGH_STEPS))
+    modal = _modal(whole[warm_up:])
+    lost = sum(len(step.names) < len(modal) for step in whole[:warm_up])  # more: compiled or tuned in the warm-up
     whole = whole[warm_up:]
-    modal = _modal(whole)
     even = [step for step in whole if step.names == modal]
     requests, rows = {step.requests for step in even}, {step.rows for step in even}
     counts = StepCounts(
@@ -140,7 +142,7 @@ def _chosen(steps: Steps) -> tuple[list[Step], StepCounts]:
         used=len(even),
         warm_up=warm_up,
         cut=cut,
-        uneven=len(whole) - len(even),
+        uneven=len(whole) - len(even) + lost,
         prefill=prefill,
         outside=steps.outside,
         decode=bool(decode),
