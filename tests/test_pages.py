@@ -85,16 +85,20 @@ def test_every_command_of_the_architecture_is_there() -> None:
 
 
 def shell_lines(text: str) -> Iterator[list[str]]:
-    for block in re.findall(r"```(?:sh|bash|console|shell)?\n(.*?)```", text, flags=re.DOTALL):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        if language not in ("", "sh", "bash", "console", "shell"):
+            continue
         for line in block.replace("\\\n", " ").splitlines():
             words = line.split("#")[0].replace("$ ", "", 1).split()
             while words and re.fullmatch(r"[A-Z0-9_]+=\S*", words[0]):
                 words = words[1:]
+            if "--" in words:  # what follows is another program's
+                words = words[: words.index("--")]
             if words:
                 yield words
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/traces.md"])
 def test_the_commands_a_page_shows_exist(page: str) -> None:
     found = commands()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))

@@ -265,3 +265,13 @@ def test_the_command(slow, tmp_path, capsys):
         err = capsys.readouterr().err
         assert says in err and err.count("\n") == 1 and out.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["layer.html"]
+
+
+def test_the_figure_of_the_docs_is_what_its_commands_draw(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "synthesize", "out/slow.json.gz", "--slow-layer", "2"]) == 0
+    assert run(["trace", "figure", "out/slow.json.gz", "--budget", "gb300-tp16", "--out", "out/layer.svg"]) == 0
+    shown = Path(__file__).parents[2] / "docs" / "trace_layer.svg"
+    assert Path("out/layer.svg").read_text() == shown.read_text(), (
+        "draw docs/trace_layer.svg again, as docs/traces.md does"
+    )
