@@ -28,7 +28,7 @@ TIMEOUT_S = 1800.0
 EXPORT_TIMEOUT_S = 600.0
 _GRACE_S = 20.0
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?")
-_FLAGS = re.compile(r"-[bBdEiIOPqRsSuvx]+")
+_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")
 _WITH_VALUE = ("-W", "-X")
 GRAPHS_NOTE = (
     "graph replays are recorded kernel by kernel; names and layer marks inside a graph are there only if the profiler "

@@ -15,6 +15,7 @@ from typing import Any
 
 from .budget import Budget, load_budget
 from .check import report_on
+from .collector import undisturbed
 from .errors import TraceError
 from .families import PlanLike
 from .rank_set import RankLane, find_world, numbered, one_gpu, ranks_text
@@ -25,7 +26,8 @@ from .skew import Skew, collectives_of, compare
 from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, worst
 
 SCHEMA = "k3lab.trace_ranks/1"
-_IN_NAME = re.compile(r"(?:rank|tp)[-_ .]?(\d{1,5})(?!\d)", re.IGNORECASE)
+_IN_NAME = re.compile(r"(?:[Rr][Aa][Nn][Kk][-_ .]?|-TP-)(\d{1,5})(?!\d)")
+"""``rank3``, ``rank_3``, and ``-TP-3`` as SGLang names its traces; ``tp16`` is the size of a group and no rank."""
 
 _WORST_FIRST = (FAIL, INCONCLUSIVE, PASS, NOT_JUDGED)
 
@@ -86,6 +88,7 @@ def _rank_json(rank: RankLane) -> dict[str, Any]:
     }
 
 
+@undisturbed()
 def check_ranks(
     paths: Iterable[str | Path],
     budget: str | Path | Budget | None = None,

@@ -242,6 +242,12 @@ def test_wrong_calls_are_refused_before_anything_runs(no_nsys, tmp_path, monkeyp
     assert left(tmp_path) == ["folder", "good.json", "script.py"] and (tmp_path / "good.json").read_text() == "mine"
 
 
+def test_a_python_without_torch_is_named(no_nsys, tmp_path):
+    with pytest.raises(TraceError, match="has no torch: install either"):
+        capture(tmp_path / "t.json", [sys.executable, "-S", "-c", "1"])
+    assert left(tmp_path) == []
+
+
 def test_python_command_lines_come_apart(tmp_path):
     script = tmp_path / "x.py"
     script.write_text("")

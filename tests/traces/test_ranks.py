@@ -188,6 +188,9 @@ def test_ranks_named_by_the_files_names_or_only_counted(make, tmp_path):
     assert any("numbered in the order of their names" in note for note in counted.notes)
     twice = check_ranks([tmp_path / name for name in ("a.json", "a.json", "x.json")], budget(), world=3)
     assert twice.verdict == "inconclusive" and "to the nanosecond" in twice.doubts[0]
+    for name, source in (("kimi_tp16_a", 0), ("kimi_tp16_b", 1)):  # the size of a group is no rank
+        (tmp_path / f"{name}.json").write_text((tmp_path / f"decode-TP-{source}.json").read_text())
+    assert [lane.number for lane in check_ranks(tmp_path.glob("kimi*.json"), None).ranks] == [0, 1]
     unknown = check_ranks(tmp_path.glob("decode-TP-*.json"), None)
     assert unknown.doubts == ("how many ranks there were is not in the files; say it with --world N",)
 
