@@ -13,6 +13,7 @@ from .families import layer_kind
 from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
 from .model import Kernel, Trace
 from .recurrence import Abstain
+from .silence import silent_marks
 from .steps import GRAPHS, NONE, Marked, Step, Steps, find_steps, mark, merged, strays
 from .timing import LayerTimes, layer_times, median_ns
 
@@ -85,6 +86,8 @@ class DeviceLayers:
     """The kernels of every step used, in launch order."""
     spans: tuple[tuple[int, int], ...] = ()
     """Where each layer lies in such a step: half-open index ranges."""
+    silent: tuple[str, ...] = ()
+    """Plain lines on step and layer marks that own no kernels: events were lost."""
 
 
 def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
@@ -198,6 +201,7 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
+        silent=silent_marks(trace, items, steps, split),
     )
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from json.scanner import make_scanner
 from typing import Any, NoReturn
 
 from ..errors import TraceError
@@ -45,7 +46,7 @@ class Events:
 
     def _decoder(self, strict: bool) -> Any:
         # str as parse_float: the digits are kept, and nothing is converted twice
-        return json.JSONDecoder(parse_float=str, parse_constant=self._constant, strict=strict).scan_once
+        return make_scanner(json.JSONDecoder(parse_float=str, parse_constant=self._constant, strict=strict))
 
     def _constant(self, word: str) -> str:
         self.not_finite += 1
@@ -84,7 +85,7 @@ class Events:
         found = _SPACE.match(self._text, position)
         return found.end() if found else position
 
-    def _object(self, position: int) -> Iterator[Any]:
+    def _object(self, position: int) -> Generator[Any, None, int]:
         position = self._skip(position + 1)
         while not self._text.startswith("}", position):
             key, position = self._value(position)
@@ -99,7 +100,7 @@ class Events:
             position = self._next("}", position)
         return position + 1
 
-    def _list(self, position: int) -> Iterator[Any]:
+    def _list(self, position: int) -> Generator[Any, None, int]:
         position = self._skip(position + 1)
         while not self._text.startswith("]", position):
             event, position = self._value(position)

@@ -20,11 +20,10 @@ _CONDITIONAL = "GraphConditionalHandle"
 
 @dataclass(frozen=True)
 class Launches:
-    """The launches of the kernels by (process, correlation); graph launches, and those that own no kernel."""
+    """The launches of the kernels by (process, correlation); of all graph launches (start, whether it owns work)."""
 
     calls: dict[tuple[int, int], ApiCall]
-    graphs: int
-    lost: int
+    graphs: list[tuple[int, bool]]
     conditional: bool
     """Whether graphs with conditional nodes were made: the kernels of their later rounds are not recorded."""
 
@@ -35,20 +34,26 @@ def _thread(global_tid: object, one_process: bool) -> Thread:
     return (0 if one_process else global_tid & PID_MASK, global_tid)
 
 
-def read_launches(tables: Source, kernels: Iterable[Kernel], one_process: bool) -> Launches:
+def read_launches(
+    tables: Source, kernels: Iterable[Kernel], copies: Iterable[tuple[int, object]], one_process: bool
+) -> Launches:
     """The host calls that launched the kernels. A correlation counts within its process only.
 
     Args:
         tables: the export.
         kernels: its kernels.
+        copies: (process, correlation) of copies and fills: a graph may hold nothing else.
         one_process: whether kernel rows do not say their process.
     """
     needed: dict[int, set[int | None]] = defaultdict(set)
     for kernel in kernels:
         needed[kernel.process].add(kernel.correlation)
+    copying: dict[int, set[object]] = defaultdict(set)
+    for process, copied in copies:
+        copying[0 if one_process else process].add(copied)
     found: dict[tuple[int, int], ApiCall] = {}
     threads: dict[object, Thread] = {}
-    graphs = lost = 0
+    graphs: list[tuple[int, bool]] = []
     conditional = False
     names: dict[object, tuple[str, bool]] = {}
     for start, end, tid, correlation, reference in tables.rows(
@@ -63,15 +68,15 @@ def read_launches(tables: Source, kernels: Iterable[Kernel], one_process: bool) 
         name, graph = names[reference]
         thread = threads[tid]
         owns = correlation in needed.get(thread[0], ())
-        graphs += graph
-        lost += graph and not owns
+        if graph and isinstance(start, int):
+            graphs.append((start, owns or correlation in copying.get(thread[0], ())))
         if not (owns and isinstance(start, int) and isinstance(end, int) and isinstance(correlation, int)):
             continue
         key, call = (thread[0], correlation), ApiCall(name, start, end, thread)
         old = found.get(key)
         if old is None or (not graph, start) < (not old.is_graph_launch, old.start):
             found[key] = call
-    return Launches(found, graphs, lost, conditional)
+    return Launches(found, graphs, conditional)
 
 
 def read_ranges(tables: Source, one_process: bool) -> list[HostRange]:

@@ -115,3 +115,10 @@ def read_overheads(tables: Source) -> list[tuple[int, int]]:
     return sorted(
         (start, end) for start, end in rows if isinstance(start, int) and isinstance(end, int) and end > start
     )
+
+
+def copy_launches(tables: Source) -> Iterator[tuple[int, object]]:
+    """(process, correlation) of every copy and fill."""
+    for kind in ("memcpy", "memset"):
+        for process, correlation in tables.rows(_DEVICE_WORK[kind], ("globalPid", "correlationId")):
+            yield (_whole(process) or 0) & PID_MASK, correlation

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ..errors import TraceError
 from ..model import Kernel, Trace
+from .lost import told
 from .nsys_host import Launches, idle_processes, read_launches, read_origins, read_ranges
-from .nsys_kernels import KERNELS, read_copies, read_kernels, read_overheads
+from .nsys_kernels import KERNELS, copy_launches, read_copies, read_kernels, read_overheads
 from .nsys_source import Source, graph_mode, metadata, time_changes
 from .nsys_tables import Tables
 
-_LOST_SHARE = 0.1  # the edges of a capture may lose the kernels of a launch or two
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _ON_HOST = 0x7FFFFFFF  # the device number of a replay that began on the host
 _LOSSES = ("drop", "lost", "overflow", "discard", "not collected", "ran out of")
@@ -59,7 +59,7 @@ def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
     meta, mode = metadata(tables), graph_mode(tables)
     one_process = "globalPid" not in tables.columns(KERNELS)
     kernels, rejected = read_kernels(tables)
-    launches = read_launches(tables, kernels, one_process)
+    launches = read_launches(tables, kernels, copy_launches(tables), one_process)
     replays, untimed, notes = _replays(tables)
     if any(kernel.node is not None for kernel in kernels):
         mode = "node"
@@ -132,11 +132,7 @@ def _severe(severity: object) -> bool:
 
 
 def _incomplete(tables: Source, launches: Launches, replays: int, untimed: int) -> tuple[str, ...]:
-    found = []
-    if not replays and launches.lost > _LOST_SHARE * launches.graphs:
-        found.append(
-            f"the kernels of {launches.lost} of {launches.graphs} graph launches are not in the file; {RECAPTURE}"
-        )
+    found = [] if replays else list(told(launches.graphs, RECAPTURE))
     if untimed:
         found.append(f"{untimed} graph replays were traced as a whole and without times; {RECAPTURE}")
     if launches.conditional:

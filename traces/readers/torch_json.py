@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import TraceError
 from ..model import ApiCall, CopyTime, HostRange, Kernel, RejectedRow, Trace, in_order
 from .json_events import Events
+from .lost import told
 from .stamps import BadStamp, check_interval, microseconds_to_ns
 
 MAX_BYTES = 8 << 30
@@ -24,7 +25,7 @@ _COPIES = {"gpu_memcpy": "memcpy", "Memcpy": "memcpy", "gpu_memset": "memset", "
 _WAIT = "cuda_sync"
 _OVERHEAD = "overhead"
 _API = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "hip_runtime"})
-_LOST_SHARE = 0.1  # the edges of a capture may lose the kernels of a launch or two
+_GRAPH_CURE = "let the profiler run already when the graphs are captured, or trace with nsys --cuda-graph-trace=node"
 _GRAPH_TIMES_RIGHT = 130101  # CUPTI of CUDA 13.1 Update 1; versions before CUDA 13 count from 1 to some tens
 _HINT = "profile with activities=[CPU, CUDA], while the GPU works"
 
@@ -141,6 +142,7 @@ def read_torch(path: Path) -> Trace:
     ranges: list[HostRange] = []
     copies: Counter[str] = Counter()
     copy_times: list[CopyTime] = []
+    copied: set[int | None] = set()  # launches of copies: a graph may hold nothing else
     overheads: list[tuple[int, int]] = []
     malformed = 0
     for event in events:
@@ -161,7 +163,9 @@ def read_torch(path: Path) -> Trace:
                 rejected.append(RejectedRow(name, str(reason)))
         elif category in _COPIES or category == _WAIT:
             kind = _COPIES.get(category, "sync")
-            copies[kind] += kind != "sync"
+            if kind != "sync":
+                copies[kind] += 1
+                copied.add(_integer(args.get("correlation")))
             with suppress(BadStamp):
                 stream = _stream(event, args)  # below 0: all
                 copy_times.append(
@@ -192,7 +196,7 @@ def read_torch(path: Path) -> Trace:
         notes.append(f"{malformed} entries of the event list are not events and were skipped")
     in_order(kernels)
     notes.extend(_versions(head, kernels, apis.values()))
-    incomplete = _incomplete(kernels, apis)
+    incomplete = _incomplete(kernels, copied, apis)
     rejected.sort(key=lambda row: (row.name, row.reason))
     ranges.sort(key=lambda item: (item.start, -item.end, item.name))
     return Trace(
@@ -226,16 +230,12 @@ def _gpus(head: Mapping[str, Any]) -> dict[int, str]:
     return found
 
 
-def _incomplete(kernels: Sequence[Kernel], apis: Mapping[tuple[int, int], ApiCall]) -> tuple[str, ...]:
-    found = []
-    owned = {kernel.correlation for kernel in kernels}
-    graphs = [correlation for (_, correlation), call in apis.items() if call.is_graph_launch]
-    lost = sum(correlation not in owned for correlation in graphs)
-    if lost > _LOST_SHARE * len(graphs):
-        found.append(
-            f"{lost} of {len(graphs)} graph launches have no kernels in the file: "
-            "let the profiler run already when the graphs are captured, or trace with nsys --cuda-graph-trace=node"
-        )
+def _incomplete(
+    kernels: Sequence[Kernel], copied: set[int | None], apis: Mapping[tuple[int, int], ApiCall]
+) -> tuple[str, ...]:
+    owned = copied | {kernel.correlation for kernel in kernels}
+    graphs = [(call.start, correlation in owned) for (_, correlation), call in apis.items() if call.is_graph_launch]
+    found = list(told(graphs, _GRAPH_CURE))
     if any("GraphConditionalHandle" in call.name for call in apis.values()):
         found.append("graphs with conditional nodes: only their first round is recorded, so counts are a lower bound")
     return tuple(found)

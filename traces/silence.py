@@ -1,0 +1,70 @@
+"""Marks whose kernels are not in the file: what a capture lost without saying so."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+from .layers import LAUNCH_MARKS, NODE_MARKS, StepLayers
+from .marks import layer_number, step_mark
+from .model import HostRange, Trace
+from .steps import Marked, Steps
+
+_DIGITS = re.compile(r"\d+")
+
+
+def _shape(name: str) -> str:
+    return _DIGITS.sub("#", name)
+
+
+def silent_marks(trace: Trace, items: Sequence[Marked], steps: Steps, split: StepLayers) -> tuple[str, ...]:
+    """Plain lines on step and layer marks like those found that own no kernel.
+
+    Args:
+        trace: the capture.
+        items: the kernels of the device.
+        steps: its steps.
+        split: the layers of one of them.
+    """
+    process, device = items[0].kernel.process, items[0].kernel.device
+    if len(items) < len(trace.kernels) and any(
+        kernel.device != device and kernel.process == process for kernel in trace.kernels
+    ):
+        return ()  # the kernels may be the other device's
+    found = []
+    if count := _silent_steps(trace.ranges, steps):
+        found.append(f"{count} step marks between the first and the last step have no kernels: events were lost")
+    if split.method in (NODE_MARKS, LAUNCH_MARKS):
+        shapes = {_shape(name) for name in split.names}
+        alike = (layer_number(item.name) for item in trace.ranges if _shape(item.name) in shapes)
+        if numbers := {number for number in alike if number is not None} - set(split.numbers):
+            numbers -= {item.layer.number for item in items if item.layer is not None}
+        if numbers:
+            listed = ", ".join(map(str, sorted(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")
+            found.append(f"layers are marked that have no kernels ({listed}): events were lost")
+    return tuple(found)
+
+
+def _silent_steps(ranges: Iterable[HostRange], steps: Steps) -> int:
+    """Step marks of the steps' form, on their threads and apart from them, that no kernel was launched under."""
+    used = {mark for step in steps.steps if (mark := step.kernels[0].step) is not None}
+    by_thread: dict[object, list[HostRange]] = {}
+    for mark in sorted(used, key=lambda item: (item.start, item.end)):
+        by_thread.setdefault(mark.thread, []).append(mark)
+    starts = {thread: [mark.start for mark in own] for thread, own in by_thread.items()}
+    shapes = {_shape(mark.name) for mark in used}
+    count = 0
+    for item in ranges:
+        own = by_thread.get(item.thread)
+        if own is None or item in used or not own[0].end <= item.start <= own[-1].start:
+            continue
+        if _shape(item.name) not in shapes:
+            continue
+        said = step_mark(item.name)
+        if said is None or said.decode is False:
+            continue
+        index = bisect_right(starts[item.thread], item.start)
+        before, after = own[index - 1], own[min(index, len(own) - 1)]
+        count += before.end <= item.start and (after.start >= item.end or after is before)
+    return count
