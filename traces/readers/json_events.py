@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator
-from json.scanner import make_scanner
 from typing import Any, NoReturn
 
 from ..errors import TraceError
@@ -46,7 +45,8 @@ class Events:
 
     def _decoder(self, strict: bool) -> Any:
         # str as parse_float: the digits are kept, and nothing is converted twice
-        return make_scanner(json.JSONDecoder(parse_float=str, parse_constant=self._constant, strict=strict))
+        decoder: Any = json.JSONDecoder(parse_float=str, parse_constant=self._constant, strict=strict)
+        return decoder.scan_once
 
     def _constant(self, word: str) -> str:
         self.not_finite += 1
