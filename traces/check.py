@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .analysis import DeviceLayers, analyse, lanes
-from .budget import Budget, load_budget
+from .budget import Budget, budget_names, load_budget
 from .collector import undisturbed
 from .errors import TraceError
 from .explain import explain
@@ -232,6 +232,10 @@ def _budget_notes(
             notes.append(f"the trace names the GPU {device.gpu}; what it says counts, not {gpu}")
         elif gpu is not None and device.gpu is None:
             notes.append(f"GPU {gpu} on your word; the trace does not name it")
+        if device.gpu is not None and not budget.fits_gpu(device.gpu):
+            fitting = [name for name in budget_names() if load_budget(name).fits_gpu(device.gpu)]
+            if fitting:
+                notes.append(f"budgets for {device.gpu}: {', '.join(fitting)}")
         for group, judgement in zip(device.classes, report.class_judgements, strict=True):
             if judgement.verdict == NOT_JUDGED:
                 notes.append(f"class {group.name}, {len(group.members)} layers: {judgement.reasons[0]}: not judged")

@@ -172,6 +172,12 @@ def test_a_layer_of_unknown_kind_fails_only_above_the_loosest_limit(good, tmp_pa
     assert report.reasons[0] == "class B, 2 layers: 15 kernels, budget 14"
 
 
+def test_on_another_gpu_its_own_budgets_are_named(tmp_path, good):
+    other = synthesize(tmp_path / "t.json", layers=8, steps=6, gpu="NVIDIA H200")
+    assert "budgets for NVIDIA H200: h200-tp16, h200-tp8" in check_trace(other, "gb300-tp16").notes
+    assert not any(note.startswith("budgets for") for note in check_trace(good, "gb300-tp16").notes)
+
+
 def test_a_derived_budget_says_so(good):
     notes = check_trace(good, "h200-tp16").notes
     assert any("derived, not measured" in note for note in notes)

@@ -49,9 +49,10 @@ def test_every_launch_of_a_published_list_has_its_family(table, launches):
 
 def test_the_lists_are_those_of_the_plan():
     thirteen = json.loads((module._FOLDER / "vllm_latency_specialized.json").read_text())["sequences"]
-    assert [len(launches) for launches in thirteen.values()] == [13, 13]
-    counts = Counter(launch["family"] for launch in thirteen["kda tp8 rows 5-8, 13 launches"])
-    assert counts == Counter(launch.family for launch in target_layer("kda", dense=False).sequence)
+    assert [len(launches) for launches in thirteen.values()] == [13, 13, 15]
+    for kind, title in (("kda", "kda tp8 rows 5-8, 13 launches"), ("mla", "mla tp8 rows 5-8, 15 launches")):
+        counts = Counter(launch["family"] for launch in thirteen[title])
+        assert counts == Counter(launch.family for launch in target_layer(kind, dense=False).sequence)
     (stock,) = json.loads((module._FOLDER / "vllm_stock.json").read_text())["sequences"].values()
     assert len(stock) == 23 == len(stock_layer("kda", dense=False, rows=8)) + 2
     known = Counter(launch["family"] for launch in stock if launch["family"])
