@@ -106,6 +106,15 @@ def test_a_gap_in_few_steps_is_told_with_how_many(tmp_path, make):
     assert (one.layer, one.cause, one.cost_ns) == (2, "overhead", 24_500 // 8)
 
 
+def test_names_with_line_breaks_and_escapes_stay_on_one_printable_line(tmp_path, make):
+    events = make.pdl_events()
+    for event in events:
+        event["name"] = event["name"].replace("k09", "k09\x1b[31m\u2028")
+    (device,) = inspect_trace(make.torch(tmp_path / "t.json", events)).devices
+    assert any("k09" in item.text for item in device.findings)
+    assert all(item.text.isprintable() for item in device.findings)
+
+
 def test_without_layers_nothing_is_explained_and_that_is_said(tmp_path, make):
     events = [make.kernel(f"k{index}", 5.3 * index, 4, correlation=index) for index in range(40)]
     (device,) = inspect_trace(make.torch(tmp_path / "t.json", events)).devices

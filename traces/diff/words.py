@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..explain.finding import one_line
 from ..names import short_name
 from ..verdict import microseconds
 from .comparing import ClassDiff, DeviceDiff, KernelDiff
@@ -39,7 +40,7 @@ def device_reasons(device: DeviceDiff, several: bool) -> list[str]:
             lines.append(f"kernels a step: {device.kernels[0]} to {device.kernels[1]}")
     if None not in device.launches and device.launches[0] != device.launches[1]:
         lines.append(f"launches a step: {device.launches[0]} to {device.launches[1]}")
-    return [f"device {device.device}: {line}" for line in lines] if several else lines
+    return [one_line(f"device {device.device}: {line}" if several else line) for line in lines]
 
 
 def _class_lines(item: ClassDiff) -> list[str]:

@@ -33,6 +33,11 @@ def by_cost(finding: Finding) -> tuple[bool, int]:
     return (finding.cost_ns is None, -(finding.cost_ns or 0))
 
 
+def one_line(text: str) -> str:
+    """The text without what is not printable: names of kernels and ranges may hold anything."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
+
+
 def kernel_label(name: str, plan: Plan | None = None) -> str:
     """Short name, with the family where it is known."""
     family = family_of(name, plan)

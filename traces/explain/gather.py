@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..analysis import DeviceLayers
 from ..budget import Budget
@@ -12,7 +13,7 @@ from ..model import Trace
 from .alignment import align
 from .causes import Causes
 from .differences import against_class, between_classes, over_count
-from .finding import Finding, by_cost
+from .finding import Finding, by_cost, one_line
 from .gaps import find_gaps, gap_findings
 from .kernels import against_peers, largest_parts, over_share, stock_kernels
 from .overlap import lost_overlap, no_overlap, not_hidden, run_ahead
@@ -70,4 +71,4 @@ def explain(
     found += between_steps(device, causes)
     found += shifted(device, step_ns)
     found += run_ahead(device) or no_overlap(trace, device)
-    return sorted(found, key=by_cost)
+    return sorted((replace(item, text=one_line(item.text)) for item in found), key=by_cost)
