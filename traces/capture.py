@@ -23,9 +23,9 @@ from typing import Any
 from . import recorder
 from .errors import TraceError
 from .nsys_scrub import scrub
+from .readers.nsys_report import export
 
 TIMEOUT_S = 1800.0
-EXPORT_TIMEOUT_S = 600.0
 _GRACE_S = 20.0
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?")
 _FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")
@@ -158,9 +158,10 @@ def capture(
     with _beside(out) as folder:
         if words is not None:
             return _with_torch(out, words, folder, timeout_s, quiet)
-        report = folder / "capture.nsys-rep"
-        code = _wait(nsys_command(str(nsys), report, command, capture_range, hardware), timeout_s, quiet)
-        if not report.is_file():
+        stem = folder / "capture"  # nsys adds its suffix
+        code = _wait(nsys_command(str(nsys), stem, command, capture_range, hardware), timeout_s, quiet)
+        report = next(folder.glob(f"{stem.name}*"), None)
+        if report is None:
             return _nothing(
                 "nsys", code, f"nsys wrote no report{'; did the capture range begin?' if capture_range else ''}"
             )
@@ -172,8 +173,8 @@ def nsys_command(
 ) -> list[str]:
     """The call of ``nsys profile``: kernels of graphs one by one, NVTX, no CPU sampling, forked processes too."""
     words = [
-        nsys, "profile", "--output", str(report), "--force-overwrite=true",
-        f"--trace={'cuda-hw' if hardware else 'cuda'},nvtx", "--cuda-graph-trace=node",
+        nsys, "profile", "-o", str(report), "--force-overwrite=true",
+        "-t", f"{'cuda-hw' if hardware else 'cuda'},nvtx", "--cuda-graph-trace=node",
         "--sample=none", "--cpuctxsw=none", "--trace-fork-before-exec=true",
     ]  # fmt: skip
     if capture_range == "cudaProfilerApi":
@@ -186,13 +187,11 @@ def nsys_command(
 
 
 def _export(nsys: str, report: Path, out: Path, code: int, hardware: bool) -> Captured:
-    export = report.with_suffix(".sqlite")
-    words = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(export), str(report)]
-    exported = _wait(words, EXPORT_TIMEOUT_S, quiet=True)
-    if exported or not export.is_file():
-        raise TraceError(f"nsys export failed with exit code {exported}; nothing was written")
-    gpus = scrub(export)
-    _move(export, out)
+    made = report.with_name("export.sqlite")
+    if reason := export(nsys, report, made):
+        raise TraceError(f"{reason}; nothing was written")
+    gpus = scrub(made)
+    _move(made, out)
     blackwell = not hardware and any(word in gpu for gpu in gpus for word in _BLACKWELL)
     notes = [_ended(code), BLACKWELL_NOTE if blackwell else ""]
     return Captured("nsys", out, code, tuple(note for note in notes if note))

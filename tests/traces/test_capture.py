@@ -33,13 +33,13 @@ def after(name):
 if words[0] == "profile":
     code = subprocess.run(words[next(place for place, word in enumerate(words) if word == {python!r}):]).returncode
     if {report}:
-        open(after("--output"), "wb").write(b"NVIDIA Tegra Profiler report")
+        open(after("-o") + ".nsys-rep", "wb").write(b"NVIDIA Tegra Profiler report")
     sys.exit(code)
 if {fail}:
     sys.exit(9)
 assert words[0] == "export" and after("--type") == "sqlite" and os.path.isfile(words[-1])
 import shutil
-shutil.copyfile({export!r}, after("--output"))
+shutil.copyfile({export!r}, after("-o"))
 """
 
 
@@ -108,9 +108,10 @@ def test_nsys_is_called_so_that_kernels_of_graphs_are_seen(nsys, script, tmp_pat
     assert (done.tool, done.written, done.exit_code) == ("nsys", out, 0)
     assert "ran __main__" in capfd.readouterr().out
     profile, export = log.read_text().splitlines()
-    for flag in ("--cuda-graph-trace=node", "--trace=cuda,nvtx", "--cpuctxsw=none", "--sample=none",
+    for flag in ("--cuda-graph-trace=node", "--cpuctxsw=none", "--sample=none",
                  "--trace-fork-before-exec=true"):  # fmt: skip
         assert flag in profile.split()
+    assert " -t cuda,nvtx " in profile
     assert "capture-range" not in profile and export.startswith("export --type sqlite")
     assert any("--hardware" in note for note in done.notes)
     assert len(read_trace(out).kernels) == 78 and left(script.parent) == ["script.py", "t.sqlite"]
@@ -137,7 +138,7 @@ def test_what_nsys_exports_is_kept_without_environment_arguments_and_output(nsys
 @pytest.mark.parametrize(("options", "flags"), [
     ({"capture_range": "cudaProfilerApi"}, ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"]),
     ({"capture_range": "decode@*"}, ["--capture-range=nvtx", "--nvtx-capture=decode@*", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]),
-    ({"hardware": True}, ["--trace=cuda-hw,nvtx"]),
+    ({"hardware": True}, ["-t", "cuda-hw,nvtx"]),
 ])  # fmt: skip
 def test_options_of_nsys(nsys, script, tmp_path, options, flags):
     install, log = nsys
@@ -153,7 +154,7 @@ def test_an_nsys_that_fails_leaves_nothing(nsys, script, tmp_path):
     with pytest.raises(TraceError, match="no report; did the capture range begin"):
         capture(tmp_path / "t.sqlite", [sys.executable, str(script)], capture_range="cudaProfilerApi")
     install(fail=True)
-    with pytest.raises(TraceError, match="export failed with exit code 9"):
+    with pytest.raises(TraceError, match=r"export failed \(exit code 9\)"):
         capture(tmp_path / "t.sqlite", [sys.executable, str(script)])
     (tmp_path / "export.sqlite").write_text("no database " * 100)
     install()

@@ -21,10 +21,6 @@ EXPORT_SECONDS = 600.0
 """How long an export may take before it is stopped."""
 
 
-def _command(report: Path, out: str) -> list[str]:
-    return ["nsys", "export", "--type", "sqlite", "--force-overwrite", "true", "-o", out, str(report)]
-
-
 def _run(command: list[str], seconds: float) -> int | None:
     """The exit code, or None where the time was up; what the process started ends with it.
 
@@ -48,6 +44,29 @@ def _run(command: list[str], seconds: float) -> int | None:
             process.wait(timeout=30)
 
 
+def export(nsys: str, report: Path, out: Path, seconds: float = EXPORT_SECONDS) -> str | None:
+    """Export a report as SQLite; returns why that failed, or None where the file is there.
+
+    Args:
+        nsys: the program.
+        report: what to export.
+        out: the file to write.
+        seconds: how long it may take.
+    """
+    command = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "-o", str(out), str(report)]
+    try:
+        code = _run(command, seconds)
+    except OSError as error:
+        return f"nsys cannot be run ({error.strerror or error})"
+    if code is None:
+        return f"nsys export took over {seconds:g} s and was stopped"
+    if code != 0:
+        return (
+            f"nsys export failed (exit code {code}); it takes an nsys at least as new as the one that wrote the report"
+        )
+    return None if out.is_file() else "nsys export wrote no file"
+
+
 def read_report(path: Path, seconds: float = EXPORT_SECONDS) -> Trace:
     """Export a report to a temporary folder and read it; an export that lies beside it may be of another run.
 
@@ -64,18 +83,6 @@ def read_report(path: Path, seconds: float = EXPORT_SECONDS) -> Trace:
         raise TraceError(f"{path.name}: an Nsight Systems report, and there is no nsys on PATH; run {by_hand}")
     with tempfile.TemporaryDirectory(prefix="k3lab-nsys-") as folder:
         out = Path(folder) / f"{path.stem}.sqlite"
-        command = [nsys, *_command(path.resolve(), str(out))[1:]]
-        try:
-            code = _run(command, seconds)
-        except OSError as error:
-            raise TraceError(f"{path.name}: nsys cannot be run ({error.strerror or error}); run {by_hand}") from None
-        if code is None:
-            raise TraceError(f"{path.name}: nsys export took over {seconds:g} s and was stopped; run {by_hand}")
-        if code != 0:
-            raise TraceError(
-                f"{path.name}: nsys export failed (exit code {code}); an nsys at least as new as the one that wrote the "
-                f"report can export it: {by_hand}"
-            )
-        if not out.is_file():
-            raise TraceError(f"{path.name}: nsys export wrote no file; run {by_hand}")
+        if reason := export(nsys, path.resolve(), out, seconds):
+            raise TraceError(f"{path.name}: {reason}; run {by_hand}")
         return replace(read_nsys(out), path=path.name, format="Nsight Systems report")
