@@ -82,14 +82,22 @@ class Budget:
             return found or (next(iter(self.layers.values())) if len(self.layers) == 1 else None)
         return self.layers.get(kind) or self.layers.get(ANY)
 
-    def loosest(self) -> Limit:
-        """The limit that a layer of any kind must keep: a layer of unknown kind that is over it is over its own."""
-        kernels = [limit.kernels for limit in self.layers.values()]
-        periods = [limit.period_ns for limit in self.layers.values()]
-        return Limit(
-            None if None in kernels else max(value for value in kernels if value is not None),
-            None if None in periods else max(value for value in periods if value is not None),
-        )
+    def bounds(self, family: str | None = None) -> tuple[Limit, Limit] | None:
+        """The tightest and the loosest limit over all layer kinds, of layers or of one family's shares.
+
+        What keeps the first keeps its own, whatever its kind; what breaks the second breaks it. None where a kind has
+        no such share.
+        """
+        limits = list(self.layers.values())
+        if family is not None:
+            if any(family not in limit.families for limit in limits):
+                return None
+            limits = [limit.families[family] for limit in limits]
+        kernels, periods = [limit.kernels for limit in limits], [limit.period_ns for limit in limits]
+        counted = [value for value in kernels if value is not None]
+        timed = [value for value in periods if value is not None]
+        tightest = Limit(min(counted, default=None), min(timed, default=None))
+        return tightest, Limit(None if None in kernels else max(counted), None if None in periods else max(timed))
 
     def fits_gpu(self, name: str) -> bool:
         """Whether a device name is the budget's GPU: ``NVIDIA GB300`` is GB300, ``NVIDIA B300`` is not."""

@@ -15,7 +15,7 @@ from .errors import TraceError
 from .families import FAMILIES, Names
 from .layers import LayerClass
 from .timing import median_ns
-from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, Doubts, Judgement, judge_part, microseconds
+from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, Doubts, Judgement, judge_any_kind, judge_part, microseconds
 
 LEAST_SHARE_NS = 1000
 """Below this a share by bytes is less than any launch takes: a time over it says nothing."""
@@ -73,7 +73,8 @@ def known_family(name: str) -> str:
 
 def view_families(device: DeviceLayers, names: Names) -> FamilyView:
     """Sort the kernels of all layers into families."""
-    layers = tuple(_parts(layer, names.families(layer.kernels)) for layer in device.layers)
+    known = {kernels: names.families(kernels) for kernels in dict.fromkeys(layer.kernels for layer in device.layers)}
+    layers = tuple(_parts(layer, known[layer.kernels]) for layer in device.layers)
     leading = 0  # dense layers are the first ones
     while leading < len(layers) and not any(family in layers[leading] for family in (*_WITH_EXPERTS, None)):
         leading += 1
@@ -109,7 +110,7 @@ def class_families(view: FamilyView, group: LayerClass, budget: Budget | None, d
         part = _typical(view, group, model, family)
         judgement = Judgement(NOT_JUDGED)
         if budget is not None and doubts is not None:
-            judgement = _judge(view, model, family, part, limit, group.kind, doubts)
+            judgement = _judge(view, model, family, part, budget, group.kind, doubts)
         rows.append(FamilyRow(family, part, shares.get(family), judgement))
     return ClassFamilies(tuple(rows), _typical(view, group, model, None))
 
@@ -125,19 +126,19 @@ def judge_family_layer(
 ) -> Judgement:
     """One family of one layer against its share, by its kernel count and its time."""
     part = view.layers[position].get(family, NOTHING)
-    return _judge(view, position, family, part, budget.limit(kind), kind, doubts)
+    return _judge(view, position, family, part, budget, kind, doubts)
 
 
 def _judge(
-    view: FamilyView, position: int, family: str, part: Part, limit: Limit | None, kind: str | None, doubts: Doubts
+    view: FamilyView, position: int, family: str, part: Part, budget: Budget, kind: str | None, doubts: Doubts
 ) -> Judgement:
     if doubts.everything:
         return Judgement(INCONCLUSIVE, doubts.everything, INCONCLUSIVE, INCONCLUSIVE)
-    if limit is None or family not in limit.families:
+    limit, any_kind = budget.limit(kind), kind is None and budget.limit(None) is None
+    if not any_kind and (limit is None or family not in limit.families):
         return Judgement(NOT_JUDGED, (f"the budget has no share of {family} in {kind or 'such'} layers",))
     if position in view.dense and family in _OF_EXPERTS:
         return Judgement(NOT_JUDGED, ("a dense layer; the budget is for layers with experts",))
-    share = limit.families[family]
     unknown = view.layers[position].get(None, NOTHING)
     doubtful = [name for name in unknown.names if view.names.could_be(name, family)]
     if not part.kernels:
@@ -146,6 +147,9 @@ def _judge(
     if doubtful:
         reason = f"{family}: {len(doubtful)} kernels of unknown family may be of it ({doubtful[0]:.60})"
         doubts = replace(doubts, passing=(*doubts.passing, reason))
+    if any_kind or limit is None:
+        return judge_any_kind(part.kernels, part.time_ns, budget, doubts, family)
+    share = limit.families[family]
     found = judge_part(part.kernels, part.time_ns, share, doubts, what=family)
     small = share.period_ns is not None and share.period_ns < LEAST_SHARE_NS
     if small and found.time == FAIL and share.period_ns is not None:

@@ -125,12 +125,23 @@ def _judge(kernels: int, period: int, budget: Budget, kind: str | None, doubts: 
         return judge_part(kernels, period, limit, doubts)
     if kind is not None:
         return Judgement(NOT_JUDGED, (f"the budget has no figure for {kind} layers",))
-    found = judge_part(kernels, period, budget.loosest(), doubts)
-    if found.verdict == FAIL:
-        return found
+    return judge_any_kind(kernels, period, budget, doubts)
+
+
+def judge_any_kind(kernels: int, time_ns: int, budget: Budget, doubts: Doubts, family: str | None = None) -> Judgement:
+    """A layer of unknown kind, or a family in it: told where it is the same for all kinds of the budget."""
+    bounds = budget.bounds(family)
+    if bounds is None:
+        return Judgement(NOT_JUDGED, (f"not every layer kind of the budget has a share of {family}",))
+    tightest, loosest = (judge_part(kernels, time_ns, limit, doubts, family or "") for limit in bounds)
+    if loosest.verdict == FAIL:
+        return loosest
+    if tightest.verdict != FAIL:
+        return tightest
     kinds = ", ".join(budget.layers)
-    return Judgement(INCONCLUSIVE, (f"no kernel name tells the layer kind; the budget differs by kind: {kinds}",),
-                     INCONCLUSIVE, INCONCLUSIVE)  # fmt: skip
+    of = f"{family}: " if family else ""
+    reason = f"{of}no kernel name tells the layer kind; the budget differs by kind: {kinds}"
+    return Judgement(INCONCLUSIVE, (reason,), INCONCLUSIVE, INCONCLUSIVE)
 
 
 def judge_part(kernels: int, time_ns: int, limit: Limit, doubts: Doubts, what: str = "") -> Judgement:

@@ -159,17 +159,49 @@ def test_vllms_names_split_the_same_way(good, tmp_path):
     assert check_trace(tmp_path / "t.json", "gb300-tp16", family="experts", names=[]).verdict == "inconclusive"
 
 
-def test_a_layer_of_unknown_kind_fails_only_above_the_loosest_limit(good, tmp_path):
+def test_a_layer_of_unknown_kind_is_judged_where_all_kinds_agree(good, tmp_path):
     blank = {"k3_kda_": "x", "k3_mla_synthetic_query": "a", "k3_mla_synthetic_core": "b", "k3_mla_synthetic_value": "c"}
     path = changed(good, tmp_path / "t.json", rename=blank)
     budget = load_budget("h200-tp16").to_json() | {"gpu": "GB300"}
     report = check_trace(path, parse_budget(budget))
-    assert report.verdict == "inconclusive"
+    layers = report.to_json()["devices"][0]["layers"]
+    assert [layer["verdict"] for layer in layers] == [
+        "pass",
+        "pass",
+        "pass",
+        "inconclusive",
+    ] * 2  # 13 keeps both, 15 one
     assert "the budget differs by kind: kda, mla" in report.reasons[0]
     budget["layers"]["mla"] |= {"kernels": 14, "families": {}}
     report = check_trace(path, parse_budget(budget))
     assert report.verdict == "fail"
     assert report.reasons[0] == "class B, 2 layers: 15 kernels, budget 14"
+
+
+def test_a_family_in_a_layer_of_unknown_kind(good, tmp_path):
+    blank = {
+        "k3_kda_": "nvjet_a",
+        "mla_synthetic_query": "nvjet_a",
+        "synthetic_core": "nvjet_b",
+        "synthetic_value": "nvjet_c",
+    }
+    path = changed(good, tmp_path / "t.json", rename=blank)
+    budget = load_budget("h200-tp16").to_json() | {"gpu": "GB300"}
+
+    def verdict(family, **shares):
+        for kind, share in shares.items():
+            budget["layers"][kind] |= {"families": {family: share, "experts": {"kernels": 9}}}
+        report = check_trace(path, parse_budget(budget), family=family)
+        return report.verdict, report.reasons[0]
+
+    assert verdict("attn_res", kda={"period_ns": 3000}, mla={"period_ns": 4000})[0] == "pass"
+    assert verdict("attn_res", kda={"period_ns": 2000}, mla={"period_ns": 4000}) == (
+        "inconclusive", "attn_res: no kernel name tells the layer kind; the budget differs by kind: kda, mla")  # fmt: skip
+    assert verdict("attn_res", kda={"period_ns": 2000}, mla={"period_ns": 1500})[0] == "fail"
+    assert verdict("attn_res", kda={"kernels": 1}, mla={"period_ns": 1})[0] == "inconclusive"
+    budget["layers"]["kda"]["families"] = {}
+    found = check_trace(path, parse_budget(budget), family="attn_res")
+    assert found.reasons == ("attn_res: not every layer kind of the budget has a share of attn_res",)
 
 
 def test_on_another_gpu_its_own_budgets_are_named(tmp_path, good):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from k3lab.cli.main import run
+from k3lab.traces import check_trace
 
 FOLDER = Path(__file__).parent / "samples"
 SAMPLE = FOLDER / "h200_decode_graph.json.gz"
@@ -50,3 +51,16 @@ def test_the_script_and_the_trimmer_import_nothing_of_ours():
         assert "k3lab" not in (FOLDER / name).read_text().replace("k3lab decode", "")
     imports = [line for line in (FOLDER / "answer.py").read_text().splitlines() if line.startswith(("import", "from"))]
     assert imports == ["import gzip", "import json"]
+
+
+def test_the_recorded_layers_and_our_projection_are_over_the_derived_budget():
+    whole = check_trace(SAMPLE, "h200-tp16")
+    assert whole.verdict == "fail"
+    assert whole.reasons[0].startswith("class A, 1 layers: 123 kernels, budget 15")
+    ours = check_trace(SAMPLE, "h200-tp16", family="attention_projection")
+    layers = ours.to_json()["devices"][0]["layers"]
+    assert [layer["verdict"] for layer in layers] == ["fail", "fail", *["inconclusive"] * 3]
+    assert layers[0]["count"] == "pass"
+    assert layers[0]["reasons"][0].startswith("attention_projection: adds 16.")
+    assert layers[2]["reasons"][0].startswith("attention_projection: no kernel of it is known in the layer, and ")
+    assert check_trace(SAMPLE, "gb300-tp16", family="attention_projection").verdict == "inconclusive"
