@@ -285,13 +285,14 @@ def _legend(
 ) -> tuple[list[Rect | Line | Text], float]:
     entries = [(family or "other", colours[family], 1.0, ns) for family, ns in figure.families]
     if figure.gap_ns:
-        entries.append(("idle", RED, 0.3, figure.gap_ns))
+        entries.append(("idle", RED, WAITING, figure.gap_ns))
     items: list[Rect | Line | Text] = []
     x, y = float(_MARGIN), top
-    texts = [
-        (f"{name} {us(ns)} us, {ns / max(1, figure.period_ns):.0%}", colour, opacity)
-        for name, colour, opacity, ns in entries
-    ]
+    texts = []
+    for name, colour, opacity, ns in entries:
+        part = f"{ns / max(1, figure.period_ns):.0%}"
+        share = f", share {us(figure.shares[name])}" if name in figure.shares else ""
+        texts.append((f"{name} {us(ns)} us, {part}{share}", colour, opacity))
     for text, colour, opacity in [*texts, ("pale: waits for or is hidden behind others", GREY, WAITING)]:
         width = 20 + len(text) * 10.5 * CHARACTER + 18
         if x + width > WIDTH - _MARGIN and x > _MARGIN:

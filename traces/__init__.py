@@ -6,6 +6,7 @@ from .budget import Budget, Limit, budget_names, load_budget, parse_budget
 from .check import check_trace, inspect_trace
 from .errors import TraceError
 from .model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
+from .ranks import RanksReport, check_ranks
 from .readers.opening import read_trace
 from .report import DeviceReport, Report
 from .synthetic import synthesize
@@ -19,11 +20,13 @@ __all__ = [
     "Kernel",
     "Limit",
     "NodeOrigin",
+    "RanksReport",
     "RejectedRow",
     "Report",
     "Trace",
     "TraceError",
     "budget_names",
+    "check_ranks",
     "check_trace",
     "inspect_trace",
     "load_budget",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,8 @@ class LayerFigure:
     budget_gpu: str | None
     budget_ns: int | None
     budget_kernels: int | None
+    shares: Mapping[str, int]
+    """What the budget gives each family, ns."""
     verdict: str
 
     @property
@@ -195,5 +198,6 @@ def _figure(report: Report, found: DeviceReport, layer: Layer, place: int) -> La
         budget_gpu=report.budget.gpu if report.budget else None,
         budget_ns=limit.period_ns if limit else None,
         budget_kernels=limit.kernels if limit else None,
+        shares={name: part.period_ns for name, part in limit.families.items() if part.period_ns} if limit else {},
         verdict=judged,
     )

@@ -146,6 +146,17 @@ def test_titles_say_what_where_and_that_it_is_synthetic(slow):
     assert "budget" not in lay_out(layer_figure(slow, layer=0)).title
 
 
+def test_the_legend_tells_time_part_and_share_of_each_family(slow):
+    figure = layer_figure(slow, budget="gb300-tp16", layer=2)
+    texts = [item.text for item in lay_out(figure).items if isinstance(item, Text)]
+    (experts,) = (text for text in texts if text.startswith("experts") and "share" in text)
+    told = dict(figure.families)["experts"]
+    assert experts == f"experts {told / 1000:.1f} us, {told / figure.period_ns:.0%}, share 46.4"
+    assert not any(
+        "share " in item.text for item in lay_out(layer_figure(slow, layer=2)).items if isinstance(item, Text)
+    )
+
+
 def test_which_layer_is_shown(slow):
     assert layer_figure(slow, budget="gb300-tp16").number == 2
     assert layer_figure(slow).number == 2
