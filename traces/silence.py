@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from .layers import LAUNCH_MARKS, NODE_MARKS, StepLayers
 from .marks import layer_number, step_mark
 from .model import HostRange, Trace
+from .readers.lost import EDGES
 from .steps import Marked, Steps
 
 _DIGITS = re.compile(r"\d+")
@@ -18,8 +19,8 @@ def _shape(name: str) -> str:
     return _DIGITS.sub("#", name)
 
 
-def silent_marks(trace: Trace, items: Sequence[Marked], steps: Steps, split: StepLayers) -> tuple[str, ...]:
-    """Plain lines on step and layer marks like those found that own no kernel.
+def silent_marks(trace: Trace, items: Sequence[Marked], steps: Steps, split: StepLayers) -> tuple[tuple[str, ...], int]:
+    """Plain lines on step and layer marks like those found that own no kernel, and how many step marks at the edges.
 
     Args:
         trace: the capture.
@@ -31,10 +32,11 @@ def silent_marks(trace: Trace, items: Sequence[Marked], steps: Steps, split: Ste
     if len(items) < len(trace.kernels) and any(
         kernel.device != device and kernel.process == process for kernel in trace.kernels
     ):
-        return ()  # the kernels may be the other device's
+        return (), 0  # the kernels may be the other device's
     found = []
-    if count := _silent_steps(trace.ranges, steps):
-        found.append(f"{count} step marks between the first and the last step have no kernels: events were lost")
+    inside, edges = _silent_steps(trace.ranges, steps)
+    if inside or edges > EDGES * len(steps.steps):
+        found.append(f"{inside + edges} step marks have no kernels: events were lost")
     if split.method in (NODE_MARKS, LAUNCH_MARKS):
         shapes = {_shape(name) for name in split.names}
         alike = (layer_number(item.name) for item in trace.ranges if _shape(item.name) in shapes)
@@ -43,28 +45,33 @@ def silent_marks(trace: Trace, items: Sequence[Marked], steps: Steps, split: Ste
         if numbers:
             listed = ", ".join(map(str, sorted(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")
             found.append(f"layers are marked that have no kernels ({listed}): events were lost")
-    return tuple(found)
+    return tuple(found), edges
 
 
-def _silent_steps(ranges: Iterable[HostRange], steps: Steps) -> int:
-    """Step marks of the steps' form, on their threads and apart from them, that no kernel was launched under."""
+def _silent_steps(ranges: Iterable[HostRange], steps: Steps) -> tuple[int, int]:
+    """Step marks of the steps' form that no kernel was launched under: between the steps, and before or after them.
+
+    A mark counts that lies on a thread of the steps' marks and apart from all of them.
+    """
     used = {mark for step in steps.steps if (mark := step.kernels[0].step) is not None}
     by_thread: dict[object, list[HostRange]] = {}
     for mark in sorted(used, key=lambda item: (item.start, item.end)):
         by_thread.setdefault(mark.thread, []).append(mark)
     starts = {thread: [mark.start for mark in own] for thread, own in by_thread.items()}
     shapes = {_shape(mark.name) for mark in used}
-    count = 0
+    inside = edges = 0
     for item in ranges:
-        own = by_thread.get(item.thread)
-        if own is None or item in used or not own[0].end <= item.start <= own[-1].start:
-            continue
-        if _shape(item.name) not in shapes:
+        if item.thread not in by_thread or _shape(item.name) not in shapes or item in used:
             continue
         said = step_mark(item.name)
         if said is None or said.decode is False:
             continue
-        index = bisect_right(starts[item.thread], item.start)
-        before, after = own[index - 1], own[min(index, len(own) - 1)]
-        count += before.end <= item.start and (after.start >= item.end or after is before)
-    return count
+        own = by_thread[item.thread]
+        after = bisect_right(starts[item.thread], item.start)
+        if (after and own[after - 1].end > item.start) or (after < len(own) and own[after].start < item.end):
+            continue  # around a step or inside one
+        if 0 < after < len(own):
+            inside += 1
+        else:
+            edges += 1
+    return inside, edges

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_EDGES = 0.1
-"""The edges of a capture may lose the kernels of a launch or two in every ten."""
+EDGES = 0.1
+"""The edges of a capture may lose the kernels of one launch or step in ten."""
 
 
 def lost_launches(launches: Iterable[tuple[int, bool]]) -> tuple[int, int, int]:
@@ -22,9 +22,10 @@ def lost_launches(launches: Iterable[tuple[int, bool]]) -> tuple[int, int, int]:
     return len(owning), inside, owning.count(False) - inside
 
 
-def told(launches: Iterable[tuple[int, bool]], cure: str) -> tuple[str, ...]:
-    """A plain line on lost launches where they forbid a pass, else nothing; ``cure`` is what to do about it."""
+def told(launches: Iterable[tuple[int, bool]], cure: str) -> tuple[list[str], list[str]]:
+    """Plain lines on lost launches: those that forbid a pass, and notes; ``cure`` is what to do about them."""
     count, inside, edges = lost_launches(launches)
-    if not inside and edges <= _EDGES * count:
-        return ()
-    return (f"{inside + edges} of {count} graph launches have no kernels in the file; {cure}",)
+    line = f"{inside + edges} of {count} graph launches have no kernels in the file"
+    if inside or edges > EDGES * count:
+        return [f"{line}; {cure}"], []
+    return [], [f"{line}: cut off by the capture"] if edges else []

@@ -87,7 +87,7 @@ def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
         graph_mode=mode,
         graph_replays=tuple(replays),
         tool=f"nsys {version}" if version else None,
-        notes=(*_notes(tables, meta, kernels), *notes),
+        notes=(*_notes(tables, meta, kernels, launches), *notes),
         incomplete=_incomplete(tables, launches, len(replays), untimed),
         no_kernels_hint=_hint(
             tables, mode, bool(replays or untimed or launches.graphs), idle_processes(tables, kernels)[1]
@@ -108,11 +108,12 @@ def _replays(tables: Source) -> tuple[list[tuple[int, int]], int, list[str]]:
     return sorted(times), untimed, notes
 
 
-def _notes(tables: Source, meta: dict[str, str], kernels: Sequence[Kernel]) -> list[str]:
+def _notes(tables: Source, meta: dict[str, str], kernels: Sequence[Kernel], launches: Launches) -> list[str]:
     notes = []
     schema = meta.get("EXPORT_SCHEMA_VERSION")
     if schema and schema.split(".")[0] != "3":
         notes.append(f"schema {schema} is not one this reader was written for (3.x)")
+    notes.extend(told(launches.graphs, RECAPTURE)[1])
     if changes := time_changes(tables):
         notes.append(f"the export changed its times ({changes}): compare them with no other file's but by differences")
     owners, idle = idle_processes(tables, kernels)
@@ -132,7 +133,7 @@ def _severe(severity: object) -> bool:
 
 
 def _incomplete(tables: Source, launches: Launches, replays: int, untimed: int) -> tuple[str, ...]:
-    found = [] if replays else list(told(launches.graphs, RECAPTURE))
+    found = [] if replays else told(launches.graphs, RECAPTURE)[0]
     if untimed:
         found.append(f"{untimed} graph replays were traced as a whole and without times; {RECAPTURE}")
     if launches.conditional:

@@ -196,7 +196,8 @@ def read_torch(path: Path) -> Trace:
         notes.append(f"{malformed} entries of the event list are not events and were skipped")
     in_order(kernels)
     notes.extend(_versions(head, kernels, apis.values()))
-    incomplete = _incomplete(kernels, copied, apis)
+    incomplete, cut = _incomplete(kernels, copied, apis)
+    notes.extend(cut)
     rejected.sort(key=lambda row: (row.name, row.reason))
     ranges.sort(key=lambda item: (item.start, -item.end, item.name))
     return Trace(
@@ -215,7 +216,7 @@ def read_torch(path: Path) -> Trace:
         world_size=_distributed(head, "world_size"),
         rank=_distributed(head, "rank"),
         notes=tuple(notes),
-        incomplete=incomplete,
+        incomplete=tuple(incomplete),
         no_kernels_hint=incomplete[0] if incomplete else _HINT,
     )
 
@@ -232,13 +233,14 @@ def _gpus(head: Mapping[str, Any]) -> dict[int, str]:
 
 def _incomplete(
     kernels: Sequence[Kernel], copied: set[int | None], apis: Mapping[tuple[int, int], ApiCall]
-) -> tuple[str, ...]:
+) -> tuple[list[str], list[str]]:
+    """Plain lines on what the file lacks: those that forbid a pass, and notes."""
     owned = copied | {kernel.correlation for kernel in kernels}
     graphs = [(call.start, correlation in owned) for (_, correlation), call in apis.items() if call.is_graph_launch]
-    found = list(told(graphs, _GRAPH_CURE))
+    found, notes = told(graphs, _GRAPH_CURE)
     if any("GraphConditionalHandle" in call.name for call in apis.values()):
         found.append("graphs with conditional nodes: only their first round is recorded, so counts are a lower bound")
-    return tuple(found)
+    return found, notes
 
 
 def _versions(head: Mapping[str, Any], kernels: Sequence[Kernel], calls: Iterable[ApiCall]) -> list[str]:
