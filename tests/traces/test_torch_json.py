@@ -149,3 +149,10 @@ def test_whole_microseconds_are_seen(tmp_path, make):
     whole = [make.kernel("a", 1, 3), make.kernel("b", 5, 7)]
     assert read_trace(make.torch(tmp_path / "t.json", whole)).resolution_ns == 1000
     assert read_trace(make.torch(tmp_path / "u.json", [*whole, make.kernel("c", 20.25, 3)])).resolution_ns == 250
+
+
+def test_a_grid_of_an_impossible_size_is_no_grid(tmp_path, make):
+    for size in ("1E999999999", "-9E+9999999", "1E-99999999"):
+        path = make.torch(tmp_path / "t.json", [make.kernel("k", 1.0, 2.0, grid=(1, 1, 1))])
+        path.write_text(path.read_text().replace('"grid": [1,', f'"grid": [{size},'))
+        assert read_trace(path).kernels[0].grid == ()

@@ -77,7 +77,8 @@ def _integer(value: object) -> int | None:
         number = Decimal(value)
     except InvalidOperation:
         return None
-    return int(number) if number.is_finite() and abs(number) < 10**18 and number == int(number) else None
+    # copy_abs, as abs() rounds and overflows
+    return int(number) if number.is_finite() and number.copy_abs() < 10**18 and number == int(number) else None
 
 
 def _dims(value: object) -> tuple[int, ...]:
