@@ -15,8 +15,8 @@ from ..names import short_name
 from ..verdict import microseconds
 from .alignment import examined
 
-OVERHEAD, COPY, OTHER, SYNC, HOST, LAUNCHING, GRAPH_START, COLLECTIVE, UNEXPLAINED = (
-    "overhead", "copy", "other kernels", "sync", "host-bound", "launching", "graph start", "collective", "unexplained"
+OVERHEAD, COPY, OTHER, SYNC, HOST, LAUNCHING, LATENCY, GRAPH_START, COLLECTIVE, UNEXPLAINED = (
+    "overhead", "copy", "other kernels", "sync", "host-bound", "launching", "launch latency", "graph start", "collective", "unexplained"
 )  # fmt: skip
 _MOST = 0.5
 _COPY_SHARE = 0.1  # a copy of 2 us does not make a gap of 200 us
@@ -146,6 +146,9 @@ class Causes:
             return Cause(
                 LAUNCHING, f"{_called(call)}, which launches it, was still at work for {microseconds(launching)} of it"
             )
+        if not same and end - call.start <= _LATENCY_NS:
+            made = microseconds(end - call.start)
+            return Cause(LATENCY, f"the latency of a launch: {_called(call)} started {made} before the kernel")
         if not same and call.is_graph_launch:
             made = microseconds(start - call.start)
             return Cause(GRAPH_START, f"another graph begins here, launched {made} before the gap")

@@ -16,7 +16,8 @@ from .differences import against_class, between_classes, over_count
 from .finding import Finding, by_cost, one_line
 from .gaps import find_gaps, gap_findings
 from .kernels import against_peers, largest_parts, over_share, stock_kernels
-from .overlap import lost_overlap, no_overlap, not_hidden, run_ahead
+from .overlap import lost_overlap, never_overlap, no_overlap, run_ahead
+from .side import not_hidden
 from .steps import between_steps, several_graphs, shifted
 
 
@@ -54,6 +55,7 @@ def explain(
     gaps, steps = find_gaps(device, causes)
     told: set[int] = set()
     found = lost_overlap(classes, device, trace, plan, told)
+    found += never_overlap(classes, device, trace, plan)
     found += not_hidden(classes, device, plan, told)
     found += gap_findings(device, classes, gaps, steps, plan, told)
     for at, one in enumerate(classes):

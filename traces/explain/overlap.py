@@ -1,4 +1,4 @@
-"""Overlap: launches that run ahead (PDL), overlap one layer lost, and work of side streams that is not hidden.
+"""Overlap on one stream: launches that run ahead (PDL), and overlap that a layer lost or a kernel never has.
 
 A launch attribute stands in no file: that PDL was there is told by overlap on one stream alone, and its absence by
 nothing but a launch call that cannot carry it.
@@ -6,7 +6,6 @@ nothing but a launch call that cannot carry it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
@@ -17,12 +16,13 @@ from ..names import base_name
 from ..timing import median_ns
 from ..verdict import microseconds
 from .alignment import Aligned, columns_of, examined
-from .causes import Intervals
-from .finding import NOTABLE_NS, Finding, kernel_label
+from .finding import Finding, kernel_label
+from .side import main_stream
 
 _AHEAD = 0.05
 _LEAST_NS = 200  # overlap of peers from which its absence is told
 _FOLLOWS_NS = 3000  # a kernel that only waited for another starts within this after it
+_LISTED = 4
 
 
 def run_ahead(device: DeviceLayers) -> list[Finding]:
@@ -93,6 +93,8 @@ def lost_overlap(
     by_step = [overlaps(device.steps[step]) for step in chosen]
     found = []
     for one in classes:
+        if not any(device.layers[index].times[step].overlap_same_stream for index in one.places for step in chosen):
+            continue
         lost: dict[int, list[tuple[int, int, int]]] = {}  # by layer: cost, modal position, overlap of the peers
         for position, where in enumerate(columns_of(one, device)):
             ahead: dict[int, list[int]] = {}
@@ -137,58 +139,31 @@ def _added(one: Aligned, index: int, position: int) -> int:
     return median_ns(a + b for a, b in zip(parts.increments, parts.bubbles, strict=True))
 
 
-def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | None, told: set[int]) -> list[Finding]:
-    """Kernels of side streams that end in a pause of the main stream, which waits for them.
-
-    The main stream is that with the most work in the layers. What counts is the part of the pause that the kernel
-    fills before its end. Their indices into a step are added to ``told``.
-    """
-    first, last = device.spans[0][0], device.spans[-1][1]
-    work: Counter[int] = Counter()
-    for kernel in device.steps[0][first:last]:
-        work[kernel.stream] += kernel.duration
-    if len(work) < 2:
-        return []
-    main = max(work, key=lambda stream: (work[stream], -stream))
-    tails = [_tails(device.steps[step], main) for step in examined(device)]
+def never_overlap(classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, plan: Plan | None) -> list[Finding]:
+    """Kernels that overlap their predecessor in no layer of a class most of whose kernels do; what that costs is unknown."""
+    by_step = [overlaps(device.steps[step]) for step in examined(device)]
+    main = main_stream(device)
     found = []
     for one in classes:
+        never: list[int] = []
+        ahead = 0
         columns = columns_of(one, device)
-        for position, name in enumerate(one.group.sequence):
-            exposed = {index: median_ns(step.get(at, 0) for step in tails) for index, at in columns[position].items()}
-            if not exposed or max(exposed.values()) <= NOTABLE_NS:
+        for position, where in enumerate(columns):
+            values = [value for at in where.values() for step in by_step if (value := step[at]) is not None]
+            if not values or any(device.steps[0][at].stream != main for at in where.values()):
                 continue
-            usual = median_ns(exposed.values())
-            told.update(at for index, at in columns[position].items() if exposed[index] > NOTABLE_NS)
-            if usual > NOTABLE_NS:
-                text = (
-                    f"class {one.group.name}: kernel {position} {kernel_label(name, plan)} on a side stream is not hidden: "
-                    f"the main stream pauses {microseconds(usual)} a layer until it ends"
-                )
-                found.append(Finding("side", None, text, usual * len(exposed), "side stream"))
-                continue
-            for index, value in exposed.items():
-                if value - usual > NOTABLE_NS:
-                    layer = device.layers[index]
-                    text = (
-                        f"{layer.name}: kernel {position} {kernel_label(name, plan)} on a side stream is not hidden: the "
-                        f"main stream pauses {microseconds(value)} until it ends, {microseconds(usual)} in its peers"
-                    )
-                    found.append(Finding("side", layer.number, text, value - usual, "side stream"))
-    return found
-
-
-def _tails(kernels: Sequence[Kernel], main: int) -> dict[int, int]:
-    """By index of a side kernel: the time up to its end in which the main stream paused, and went on right after."""
-    busy = Intervals((kernel.start, kernel.end, "") for kernel in kernels if kernel.stream == main)
-    found = {}
-    for index, kernel in enumerate(kernels):
-        if kernel.stream == main:
+            ahead += median_ns(values) >= _LEAST_NS
+            if max(values) <= 0 and median_ns(values) >= -_FOLLOWS_NS:
+                never.append(position)
+        if not never or ahead <= len(never):
             continue
-        before = bisect_left(busy.starts, kernel.end) - 1  # the last that began before this one ended
-        if before + 1 >= len(busy.starts) or busy.starts[before + 1] - kernel.end > _FOLLOWS_NS:
-            continue
-        free = max(kernel.start, busy.reached[before]) if before >= 0 else kernel.start
-        if kernel.end > free:
-            found[index] = kernel.end - free
+        kernels = [device.steps[0][at] for position in never for at in columns[position].values()]
+        listed = ", ".join(
+            f"{position} {kernel_label(one.group.sequence[position], plan)}" for position in never[:_LISTED]
+        )
+        text = (
+            f"class {one.group.name}: kernel {listed} never starts before the one before it has ended, where {ahead} others "
+            f"do: {_attribute(kernels, trace)}"
+        )
+        found.append(Finding("overlap", None, text, None, "no overlap"))
     return found
