@@ -86,12 +86,18 @@ def enclosing(
         pending = sorted(by_thread[thread], key=lambda item: (item.start, -item.end, item.name))
         indices.sort(key=lambda index: queries[index][1])
         opened: list[HostRange] = []
-        position = 0
+        position, soonest = 0, 0
+        answer: tuple[HostRange, ...] = ()
         for index in indices:
             time = queries[index][1]
+            changed = opened and time > soonest
             while position < len(pending) and pending[position].start <= time:
                 opened.append(pending[position])
                 position += 1
-            opened = [item for item in opened if item.end >= time][-_MAX_OPEN:]
-            answers[index] = tuple(opened)
+                changed = True
+            if changed:  # else the same tuple serves: most launches follow each other under the same ranges
+                opened = [item for item in opened if item.end >= time][-_MAX_OPEN:]
+                soonest = min([item.end for item in opened], default=0)
+                answer = tuple(opened)
+            answers[index] = answer
     return answers

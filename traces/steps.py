@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from .marks import enclosing, layer_number, step_mark, step_of
-from .model import ApiCall, HostRange, Kernel, Thread, Trace, rows_of
+from .model import HostRange, Kernel, Thread, Trace, rows_of
 
 
 class LayerMark(NamedTuple):
@@ -95,26 +95,17 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
     owned = Counter(map(attrgetter("correlation"), kernels))
     owned.pop(None, None)
     process = kernels[0].process if kernels else 0
-    calls = {number: trace.apis.get((process, number)) for number in owned}
-    replayed = {number for number, call in calls.items() if _is_replay(call, owned[number])}
-    numbers = list(calls)
-    launch_at = [(call.thread, call.start) if call is not None else _NOWHERE for call in calls.values()]
-    marks = enclosing(trace.ranges, launch_at, lambda item: step_mark(item.name) is not None)
-    steps = {number: step_of(found) for number, found in zip(numbers, marks, strict=True)}
-    # a replayed kernel's launch lies outside every layer range; what counts is where its node was captured
-    launch_layers = dict(zip(numbers, _layer_marks(trace, launch_at), strict=True))
+    calls = [trace.apis.get((process, number)) for number in owned]
+    places = [(call.thread, call.start) if call is not None else _NOWHERE for call in calls]
+    launches = {}
+    for (number, count), call, (step, layer) in zip(owned.items(), calls, _marks_at(trace, places), strict=True):
+        launched = call.start if call is not None else None
+        # a replayed kernel's launch lies outside every layer range; what counts is where its node was captured
+        replayed = call.is_graph_launch if call is not None else count > 1
+        launches[number] = (launched, number, step, None) if replayed else (launched, None, step, layer)
     nodes = [(node, origin) for (owner, node), origin in trace.node_origins.items() if owner == process]
-    node_layers = _layer_marks(trace, [(origin.thread, origin.created) for _, origin in nodes])
-    captured = {node: (origin.created, layer) for (node, origin), layer in zip(nodes, node_layers, strict=True)}
-    launches = {
-        number: (
-            call.start if call is not None else None,
-            number if number in replayed else None,
-            steps[number],
-            None if number in replayed else launch_layers[number],
-        )
-        for number, call in calls.items()
-    }
+    marks = _marks_at(trace, [(origin.thread, origin.created) for _, origin in nodes])
+    captured = {node: (origin.created, layer) for (node, origin), (_, layer) in zip(nodes, marks, strict=True)}
     unlaunched = (None, None, None, None)
 
     def rows() -> Iterator[tuple]:
@@ -128,21 +119,25 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
     return rows_of(Marked, rows())
 
 
-def _is_replay(call: ApiCall | None, kernels: int) -> bool:
-    return call.is_graph_launch if call is not None else kernels > 1
+def _marks_at(trace: Trace, places: Sequence[tuple[Thread, int]]) -> list[tuple[HostRange | None, LayerMark | None]]:
+    """The step mark and the layer mark around each place."""
+    found = enclosing(
+        trace.ranges, places, lambda item: step_mark(item.name) is not None or layer_number(item.name) is not None
+    )
+    told: dict[int, tuple[HostRange | None, LayerMark | None]] = {}
+    for around in found:  # launches under the same ranges share one tuple
+        if id(around) not in told:
+            told[id(around)] = step_of([item for item in around if step_mark(item.name) is not None]), _layer(around)
+    return [told[id(around)] for around in found]
 
 
-def _layer_marks(trace: Trace, places: Sequence[tuple[Thread, int]]) -> list[LayerMark | None]:
-    """The innermost layer range around each place; its name is that of the outermost of the same number."""
-    found: list[LayerMark | None] = []
-    for layers in enclosing(trace.ranges, places, lambda item: layer_number(item.name) is not None):
-        number = layer_number(layers[-1].name) if layers else None
-        if number is None:
-            found.append(None)
-            continue
-        outer = next(item for item in layers if layer_number(item.name) == number)
-        found.append(LayerMark(number, outer.name))
-    return found
+def _layer(around: Sequence[HostRange]) -> LayerMark | None:
+    """The innermost layer range; its name is that of the outermost of the same number."""
+    numbers = [(layer_number(item.name), item.name) for item in around]
+    inner = next((number for number, _ in reversed(numbers) if number is not None), None)
+    if inner is None:
+        return None
+    return LayerMark(inner, next(name for number, name in numbers if number == inner))
 
 
 def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:

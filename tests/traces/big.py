@@ -27,11 +27,12 @@ def _shapes() -> list[tuple[str, int]]:
     return [("k3_lm_head_synthetic_embed", 8), *body, ("k3_lm_head_synthetic_logits", 148)]
 
 
-def write_sqlite(path: Path, kernels: int) -> int:
-    """Write a node-mode export of at least ``kernels`` kernels; returns their number.
+def write_sqlite(path: Path, kernels: int, *, eager: bool = False) -> int:
+    """Write an export of at least ``kernels`` kernels; returns their number.
 
-    One graph of 93 layers of 13 kernels, captured under NVTX ranges and replayed under step marks; host calls
-    between the launches; rows in no order of time, as exports promise none.
+    Node mode: one graph of 93 layers of 13 kernels, captured under NVTX ranges and replayed under step marks, with
+    host calls between the launches. ``eager``: every kernel has a launch of its own, under the range of its layer.
+    Rows in no order of time, as exports promise none.
     """
     path.unlink(missing_ok=True)
     database = sqlite3.connect(path)
@@ -61,6 +62,27 @@ def write_sqlite(path: Path, kernels: int) -> int:
     def launch_at(step: int) -> int:
         return begin + step * (len(shapes) * _PERIOD + _PAUSE)
 
+    def correlation(step: int, index: int) -> int:
+        return 70_000 + (step * len(shapes) + index if eager else step * 20)
+
+    def eager_api_rows() -> Iterator[dict[str, object]]:
+        name = string("cudaLaunchKernelExC_v11060")
+        for step in range(steps):
+            for index in range(len(shapes)):
+                start = launch_at(step) + index * 3_000
+                yield {"start": start, "end": start + 2_500, "eventClass": 0, "globalTid": THREAD,
+                       "correlationId": correlation(step, index), "nameId": name, "returnValue": 0}  # fmt: skip
+
+    def eager_mark_rows() -> Iterator[dict[str, object]]:
+        for step in range(steps):
+            at = launch_at(step)
+            spans = [(at - 100, len(shapes) * 3_000, f"execute_context_0(0)_generation_8(8) #{step}")]
+            spans += [(at + (1 + layer * KERNELS) * 3_000 - 50, KERNELS * 3_000 - 100, f"model.layers.{layer}")
+                      for layer in range(LAYERS)]  # fmt: skip
+            for start, length, text in spans:
+                yield {"start": start, "end": start + length, "eventType": 59, "text": text, "textId": None,
+                       "globalTid": THREAD, "domainId": 0}  # fmt: skip
+
     def kernel_rows() -> Iterator[dict[str, object]]:
         for step in sorted(range(steps), key=lambda step: step * 7919 % steps):
             at = launch_at(step) + 20_000
@@ -68,12 +90,12 @@ def write_sqlite(path: Path, kernels: int) -> int:
                 start = at + index * _PERIOD + (step * 31 + index * 17) % 97
                 yield {
                     "start": start, "end": start + _DURATION, "deviceId": 0, "contextId": 1, "streamId": 7,
-                    "correlationId": 70_000 + step * 20, "globalPid": PROCESS, "demangledName": name, "shortName": name,
+                    "correlationId": correlation(step, index), "globalPid": PROCESS, "demangledName": name, "shortName": name,
                     "mangledName": name, "launchType": 1, "cacheConfig": 1, "registersPerThread": 128, "gridX": grid,
                     "gridY": 1, "gridZ": 1, "blockX": 256, "blockY": 1, "blockZ": 1, "staticSharedMemory": 0,
                     "dynamicSharedMemory": 65_536, "localMemoryPerThread": 0, "localMemoryTotal": 250_871_808,
                     "gridId": step * len(shapes) + index, "sharedMemoryExecuted": 32_768,
-                    "graphNodeId": clone + index, "clusterX": 0, "clusterY": 0, "clusterZ": 0,
+                    "graphNodeId": None if eager else clone + index, "clusterX": 0, "clusterY": 0, "clusterZ": 0,
                     "tensorSizeMinusOneElements": "[]",
                 }  # fmt: skip
 
@@ -107,9 +129,10 @@ def write_sqlite(path: Path, kernels: int) -> int:
                    "domainId": 0}  # fmt: skip
 
     fill("CUPTI_ACTIVITY_KIND_KERNEL", kernel_rows())
-    fill("CUPTI_ACTIVITY_KIND_RUNTIME", api_rows())
-    fill("CUDA_GRAPH_NODE_EVENTS", node_rows())
-    fill("NVTX_EVENTS", mark_rows())
+    fill("CUPTI_ACTIVITY_KIND_RUNTIME", eager_api_rows() if eager else api_rows())
+    if not eager:
+        fill("CUDA_GRAPH_NODE_EVENTS", node_rows())
+    fill("NVTX_EVENTS", eager_mark_rows() if eager else mark_rows())
     fill("TARGET_INFO_GPU", iter([{"id": 0, "name": "NVIDIA GB300"}]))
     fill("META_DATA_EXPORT", iter([{"name": "EXPORT_PRODUCT_VERSION", "value": LATEST.nsys},
                                    {"name": "EXPORT_SCHEMA_VERSION", "value": LATEST.schema}]))  # fmt: skip
