@@ -216,6 +216,7 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
             notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number")
         if counts.cut:
             notes.append(f"{where}{counts.cut} steps cut off by the capture were dropped")
+        notes.extend(f"{where}{line}" for line in device.silent)
         if device.cut_marks:
             notes.append(f"{where}{device.cut_marks} step marks have no kernels: cut off by the capture")
         if counts.prefill:
