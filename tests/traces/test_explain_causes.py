@@ -109,6 +109,18 @@ def test_a_gap_with_a_copy_in_it_is_not_called_host_bound(tmp_path, make, catego
     assert not any("host-bound" in text for text in texts)
 
 
+def test_a_copy_that_fills_little_of_a_gap_in_a_graph_leaves_the_rest_unexplained(tmp_path, make):
+    for length, cause in ((8, "unexplained"), (30, "copy")):
+
+        def copy(start, end, length=length):
+            return [make.kernel("Memset (Device)", start + 2, length) | {"cat": "gpu_memset"}]
+
+        one, _ = told(make, tmp_path, graph=True, extra=copy)
+        assert one.cause == cause
+        assert f"a memset takes {length}.0 us of it" in one.text
+        assert one.text.endswith(", the rest is unexplained") == (cause == "unexplained")
+
+
 def test_a_copy_elsewhere_or_a_tiny_one_is_no_cause(tmp_path, make):
     for offset, length in ((-30, 12), (2, 1.5)):
 

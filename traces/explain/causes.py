@@ -117,17 +117,22 @@ class Causes:
             return Cause(
                 OVERHEAD, f"overhead (the profiler's, or a kernel being loaded) for {microseconds(flushed)} of it"
             )
-        if copied > _COPY_SHARE * length:
-            kinds = ", ".join(sorted({kind for _, _, kind in copies}))
-            many = f"a {kinds} takes" if len(copies) == 1 else f"{len(copies)} copies or fills ({kinds}) take"
-            return Cause(COPY, f"{many} {microseconds(copied)} of it")
+        kinds = ", ".join(sorted({kind for _, _, kind in copies}))
+        many = f"a {kinds} takes" if len(copies) == 1 else f"{len(copies)} copies or fills ({kinds}) take"
+        copy = Cause(COPY, f"{many} {microseconds(copied)} of it")
+        if copied > _MOST * length:
+            return copy
         others = self.kernels.touching(start, end)
         run = covered(others, start, end)
         if run > _MOST * length:
             return Cause(
                 OTHER, f"{short_name(others[0][2])}, launched later or elsewhere, ran for {microseconds(run)} of it"
             )
-        return self._by_launch(before, kernel, start, end)
+        rest = self._by_launch(before, kernel, start, end)
+        if copied <= _COPY_SHARE * length:
+            return rest
+        # a host that copies between its launches is late because of that
+        return copy if rest.word in (HOST, SYNC, LATENCY) else Cause(rest.word, f"{copy.text}, the rest is {rest.text}")
 
     def _by_launch(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:
         call = self.trace.api(kernel)

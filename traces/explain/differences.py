@@ -9,7 +9,6 @@ from difflib import SequenceMatcher
 from ..analysis import DeviceLayers, Layer
 from ..budget import Budget
 from ..families import is_ours
-from ..layers import LayerClass
 from ..names import base_name, short_name
 from ..recurrence import likeness
 from ..timing import median_ns
@@ -18,6 +17,7 @@ from .alignment import Aligned, usual_increments
 from .finding import Finding
 
 _LIKE = 0.8
+_NAMES = 3
 _ROLES = (
     ("split-K reduce", re.compile(r"split_?k.*reduc|reduc\w*_?split_?k|splitkreduce", re.IGNORECASE),
      "the GEMM before it is split along K and needs this sum"),
@@ -124,19 +124,26 @@ def between_classes(classes: Sequence[Aligned]) -> list[Finding]:
 
 
 def over_count(one: Aligned, budget: Budget) -> list[Finding]:
-    """Kernels whose names say that they could go, where a class has more than the budget's."""
-    group: LayerClass = one.group
+    """Kernels whose names say that they could go, where a class has more than the budget's; a line for each kind."""
+    group = one.group
     limit = budget.limit(group.kind)
+    if limit is None and group.kind is None and (bounds := budget.bounds()) is not None:
+        limit = bounds[1]  # over the loosest is over its own, whatever its kind
     if limit is None or limit.kernels is None or len(group.sequence) <= limit.kernels:
         return []
     increments = usual_increments(one)
-    found = []
+    by_role: dict[tuple[str, str], list[int]] = {}
     for position, name in enumerate(group.sequence):
-        if (role := role_of(name)) is None:
-            continue
+        if (role := role_of(name)) is not None:
+            by_role.setdefault(role, []).append(position)
+    found = []
+    for (word, sentence), places in by_role.items():
+        each = sum(increments[position] for position in places)
+        unlike = list(dict.fromkeys(short_name(group.sequence[position]) for position in places))
+        names = ", ".join([*unlike[:_NAMES], *(["..."] if len(unlike) > _NAMES else [])])
         text = (
-            f"class {group.name}: {len(group.sequence)} kernels, budget {limit.kernels}; kernel {position} "
-            f"{short_name(name)} is one to remove: {role[1]} ({microseconds(increments[position])} a layer)"
+            f"class {group.name}: {len(group.sequence)} kernels, budget {limit.kernels}; {len(places)} of them "
+            f"({names}): {sentence}, {microseconds(each)} a layer"
         )
-        found.append(Finding("extra", None, text, increments[position] * len(group.members), role[0]))
+        found.append(Finding("extra", None, text, each * len(group.members), word))
     return found
