@@ -195,6 +195,7 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
     """Facts about the capture that a reader must know."""
     notes = [SYNTHETIC] if trace.synthetic else []
     notes.extend(trace.notes)
+    notes.extend(trace.incomplete)
     for row in trace.rejected[:_REJECTED_SHOWN]:
         notes.append(f"rejected kernel row {row.name!r:.60}: {row.reason}")
     if len(trace.rejected) > _REJECTED_SHOWN:

@@ -6,6 +6,8 @@ import time
 
 import pytest
 from k3lab.traces import check_trace
+from k3lab.traces.marks import enclosing, layer_number
+from k3lab.traces.model import HostRange
 from k3lab.traces.recurrence import Abstain, find_layers
 
 HEAD = {"deviceProperties": [{"id": 0, "name": "NVIDIA GB300"}]}
@@ -102,9 +104,6 @@ def test_search_of_irregular_kernels_is_given_up(monkeypatch):
 
 
 def test_thousands_of_open_marks_do_not_hang():
-    from k3lab.traces.marks import enclosing, layer_number
-    from k3lab.traces.model import HostRange
-
     thread = (1, 1)
     ranges = [HostRange(f"layer {n}", n, 10**9, thread) for n in range(20_000)]
     began = time.monotonic()
@@ -153,3 +152,14 @@ def test_a_tp_that_cannot_be_is_not_believed(tmp_path, make):
         head = HEAD | {"distributedInfo": {"world_size": ranks, "rank": 0}}
         verdicts[ranks] = check_trace(make.torch(tmp_path / "t.json", events, **head), "gb300-tp16", tp=16).verdict
     assert verdicts == {8: "inconclusive", 16: "pass", 32: "pass"}
+
+
+def test_a_range_encloses_from_its_start_to_its_end_and_no_longer():
+    thread = (1, 1)
+    spans = {"step": (0, 100), "a": (10, 20), "inner": (12, 18), "b": (30, 40), "across": (35, 60), "late": (200, 210)}
+    ranges = [HostRange(name, start, end, thread) for name, (start, end) in spans.items()]
+    times = [*range(0, 220, 5), 11, 12, 18, 19, 20, 21]
+    found = enclosing(ranges, [(thread, at) for at in times], lambda item: True)
+    for at, marks in zip(times, found, strict=True):
+        assert {mark.name for mark in marks} == {name for name, (start, end) in spans.items() if start <= at <= end}
+    assert enclosing(ranges, [((1, 2), 15)], lambda item: True) == [()]
