@@ -158,6 +158,14 @@ def test_a_host_that_waited_for_the_device_is_a_sync(tmp_path, make):
     assert told(make, tmp_path, launched=-5.0, extra=wait(-60, 5))[0].cause == "unexplained"  # launched already
 
 
+def test_a_thread_that_waits_while_another_launches_is_not_to_blame(tmp_path, make):
+    def wait(start, end):
+        row = make.host("cuda_runtime", "cudaEventSynchronize", start - 60, 65, 70_000 + int(start))
+        return [row | {"tid": 5}]
+
+    assert told(make, tmp_path, launched=34.0, extra=wait)[0].cause == "host-bound"
+
+
 def test_kernels_of_another_stream_that_ran_meanwhile_are_named(tmp_path, make):
     def other(start, end):
         return [make.kernel("memory_saver", start + 1, 36, stream=99, correlation=80_000 + int(start))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from ..analysis import DeviceLayers
 from ..collectives import is_collective
-from ..model import ApiCall, Kernel, Trace
+from ..model import ApiCall, Kernel, Thread, Trace
 from ..names import short_name
 from ..verdict import microseconds
 from .alignment import examined
@@ -49,10 +50,6 @@ class Intervals:
             index -= 1
         return found[::-1]
 
-    def ending_in(self, start: int, end: int) -> list[tuple[int, int, str]]:
-        """Those that began by ``start`` and ended after it, by ``end``."""
-        return [item for item in self.touching(start, start + 1) if item[1] <= end]
-
 
 def covered(items: Sequence[tuple[int, int, str]], start: int, end: int) -> int:
     """How much of a window the intervals, sorted by start, cover; ns."""
@@ -74,13 +71,14 @@ class Causes:
         self.copies = Intervals(
             (item.start, item.end, item.kind) for item in own if item.kind != "sync" and item.device == device.device
         )
-        waits = [(item.start, item.end, "a wait for the device") for item in own if item.kind == "sync"]
-        waits += [
-            (call.start, call.end, call.name)
-            for (process, _), call in trace.apis.items()
-            if "Synchronize" in call.name and process in (0, device.process)
-        ]
-        self.waits = Intervals(waits)
+        waits: dict[Thread | None, list[tuple[int, int, str]]] = defaultdict(list)
+        for item in own:
+            if item.kind == "sync":  # which thread waited stands in no file
+                waits[None].append((item.start, item.end, "a wait for the device"))
+        for (process, _), call in trace.apis.items():
+            if "Synchronize" in call.name and process in (0, device.process):
+                waits[call.thread].append((call.start, call.end, call.name))
+        self.waits = {thread: Intervals(items) for thread, items in waits.items()}
         self.overheads = Intervals((start, end, "") for start, end in trace.overheads)
         self._device = device
 
@@ -134,10 +132,15 @@ class Causes:
         # a host that copies between its launches is late because of that
         return copy if rest.word in (HOST, SYNC, LATENCY) else Cause(rest.word, f"{copy.text}, the rest is {rest.text}")
 
+    def _waits(self, thread: Thread | None, start: int, end: int) -> list[tuple[int, int, str]]:
+        """Waits of the host for the device that touch a window: of a thread and of unknown ones, or of all."""
+        chosen = self.waits.values() if thread is None else (self.waits.get(one) for one in (thread, None))
+        return sorted(wait for items in chosen if items is not None for wait in items.touching(start, end))
+
     def _by_launch(self, before: Kernel, kernel: Kernel, start: int, end: int) -> Cause:
         call = self.trace.api(kernel)
         same = kernel.correlation is not None and kernel.correlation == before.correlation
-        waits = [] if same else self.waits.touching(start, end)
+        waits = [] if same else self._waits(None, start, end)
         if call is None:
             if covered(waits, start, end) > _MOST * (end - start):
                 return Cause(SYNC, f"the host was in {waits[0][2]}")
@@ -162,7 +165,7 @@ class Causes:
     def _late(self, call: ApiCall, start: int, end: int) -> Cause:
         """The launch began in the gap: the host's doing, as far as it and the latency of a launch reach."""
         late = microseconds(call.start - start)
-        if ended := self.waits.ending_in(start, call.start):
+        if ended := [wait for wait in self._waits(call.thread, start, start + 1) if wait[1] <= call.start]:
             return Cause(SYNC, f"the host was in {ended[-1][2]}, and launched {late} after the kernel before had ended")
         if max(call.start, min(call.end, end)) + _LATENCY_NS - start < _MOST * (end - start):
             return Cause(UNEXPLAINED, f"unexplained: {_called(call)} started {late} after the kernel before had ended, "
