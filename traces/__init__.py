@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .budget import Budget, Limit, budget_names, load_budget, parse_budget
 from .check import check_trace, inspect_trace
+from .diff import TraceDiff, diff_traces
 from .errors import TraceError
 from .model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
 from .ranks import RanksReport, check_ranks
@@ -24,10 +25,12 @@ __all__ = [
     "RejectedRow",
     "Report",
     "Trace",
+    "TraceDiff",
     "TraceError",
     "budget_names",
     "check_ranks",
     "check_trace",
+    "diff_traces",
     "inspect_trace",
     "load_budget",
     "parse_budget",

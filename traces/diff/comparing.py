@@ -117,7 +117,7 @@ def _compare_classes(a: DeviceLayers, b: DeviceLayers, pair: ClassPair, names: N
         layers=(len(groups[0].members), len(groups[1].members)),
         split_off=pair.second,
         period=per_step(lambda times: times.completion_period),
-        idle=per_step(lambda times: sum(share.bubble for share in times.shares)),
+        idle=per_step(lambda times: sum(times.bubbles)),
         overlap_same_stream=per_step(lambda times: times.overlap_same_stream),
         overlap_cross_stream=per_step(lambda times: times.overlap_cross_stream),
         kernels=tuple(_kernel(item, groups, families, added, resolution) for item in aligned),
@@ -148,10 +148,7 @@ def _parted(sides: Sequence[tuple[DeviceLayers, LayerClass]], resolution: int) -
 
 def _increments(device: DeviceLayers, group: LayerClass) -> list[list[int]]:
     """By modal position, step by step, the mean over the layers that have a kernel there of what it adds, ns."""
-    adds = {
-        index: [[share.increment for share in times.shares] for times in device.layers[index].times]
-        for index in group.members
-    }
+    adds = {index: [times.increments for times in device.layers[index].times] for index in group.members}
     found = []
     for where in columns_of(align(group, device), device):
         own = [(adds[index], at - device.spans[index][0]) for index, at in where.items()]

@@ -124,4 +124,4 @@ def stock_kernels(device: DeviceLayers, plan: Plan | None) -> list[Finding]:
 def _adds(layer: Layer, names: Collection[str]) -> int:
     """Median over the steps of what the layer's kernels of these names add, ns."""
     at = [index for index, name in enumerate(layer.kernels) if name in names]
-    return median_ns(sum(shares[index].increment for index in at) for shares in (times.shares for times in layer.times))
+    return median_ns(sum(times.increments[index] for index in at) for times in layer.times)
