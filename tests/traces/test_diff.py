@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 
 import pytest
 from k3lab.cli.main import run
@@ -221,3 +223,16 @@ def test_bad_input(before, tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
     with pytest.raises(TraceError, match="layers must be 1 or more"):
         diff_traces(before, before, layers=0)
+
+
+def test_the_order_of_events_and_the_zero_of_the_clock_change_nothing(before, after, tmp_path):
+    path = after(faults=Faults(slow=((4, 9_000),), missing=(5,), copy=((6, 8_000),)))
+    first = diff_json(diff_traces(before, path))["devices"]
+    data = json.loads(path.read_text(), parse_float=str)
+    random.Random(1).shuffle(data["traceEvents"])
+    for event in data["traceEvents"]:
+        whole, part = event["ts"].split(".")
+        event["ts"] = f"{int(whole) + 2**40}.{part}"
+    moved = tmp_path / "moved.json.gz"
+    moved.write_bytes(gzip.compress(json.dumps(data).encode()))
+    assert diff_json(diff_traces(before, moved))["devices"] == first
