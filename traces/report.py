@@ -8,6 +8,7 @@ from typing import Any
 
 from .analysis import ENOUGH_STEPS, DeviceLayers, Layer
 from .budget import Budget
+from .collector import undisturbed
 from .explain import Finding, median_increments
 from .families import Names, Plan
 from .family_check import ClassFamilies
@@ -61,6 +62,7 @@ class Report:
         why = f": {self.reasons[0]}" if self.reasons else ""
         return f"{self.trace.path}{made}: {self.verdict}{against}{why}"
 
+    @undisturbed()
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-able data; all times in integer ns."""
         trace = self.trace

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import NamedTuple
 
 from .marks import enclosing, layer_number, step_mark, step_of
@@ -148,13 +148,18 @@ def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:
     found = []
     for group in groups:
         keys = [item.created for item in group]
-        if None in keys or len(set(keys)) != len(keys):
+        if None in keys:
             return None
+        if all(map(lt, keys, keys[1:])):  # as the starts are
+            found.append(group)
+            continue
         ordered = sorted(group, key=attrgetter("created"))
         starts: dict[int, list[int]] = {}
         for item in ordered:
             starts.setdefault(item.kernel.stream, []).append(item.kernel.start)
         if any(own != sorted(own) for own in starts.values()):
+            return None
+        if len(set(keys)) != len(keys):
             return None
         found.append(ordered)
     return found

@@ -18,7 +18,6 @@ Identity: sum - overlap + gap = wall. Increments and bubbles of a layer's kernel
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -32,8 +31,7 @@ class KernelShare(NamedTuple):
     bubble: int
 
 
-@dataclass(frozen=True)
-class LayerTimes:
+class LayerTimes(NamedTuple):
     """Times of one layer, ns. ``start_period`` is None where no kernel follows.
 
     ``increments`` and ``bubbles`` are the shares of its kernels in launch order.
@@ -88,16 +86,28 @@ def layer_times(kernels: Sequence[Kernel], layers: Sequence[tuple[int, int]]) ->
     starts, ends = [kernel.start for kernel in kernels], [kernel.end for kernel in kernels]
     streams = [kernel.stream for kernel in kernels]
     reached = list(accumulate(ends, max))  # latest end of any kernel up to this one
+    begun = min(starts[slice(*layers[0])]) if layers and not layers[0][0] else 0
+    before = [begun, *reached[:-1]]  # nothing precedes the first kernel: it counts from the start of its layer
+    bubbles = [start - latest if start > latest else 0 for start, latest in zip(starts, before, strict=True)]
+    increments = [
+        end - latest - bubble if end > latest else 0 for end, latest, bubble in zip(ends, before, bubbles, strict=True)
+    ]
     found = []
     for begin, stop in layers:
         own_starts, own_ends = starts[begin:stop], ends[begin:stop]
-        spans = list(zip(own_starts, own_ends, strict=True))
         first, last = min(own_starts), max(own_ends)
-        baseline = reached[begin - 1] if begin else first
+        baseline = before[begin]
         total = sum(own_ends) - sum(own_starts)
-        busy = union_length(spans)
-        by_stream = _union_by_stream(streams[begin:stop], spans, busy)
-        increments, bubbles = _shares(spans, baseline)
+        own_increments = tuple(increments[begin:stop])
+        if own_starts == sorted(own_starts):  # then increments are what is busy after the layers before
+            early = [(own, min(end, baseline)) for own, end in zip(own_starts, own_ends, strict=True) if own < baseline]
+            busy = sum(own_increments) + (union_length(early) if early else 0)
+        else:
+            busy = union_length(zip(own_starts, own_ends, strict=True))
+        own_streams = streams[begin:stop]
+        by_stream = busy
+        if own_streams.count(own_streams[0]) < len(own_streams):
+            by_stream = _union_by_stream(own_streams, own_starts, own_ends)
         found.append(
             LayerTimes(
                 completion_period=max(last, baseline) - baseline,
@@ -107,35 +117,19 @@ def layer_times(kernels: Sequence[Kernel], layers: Sequence[tuple[int, int]]) ->
                 total=total,
                 overlap_same_stream=total - by_stream,
                 overlap_cross_stream=by_stream - busy,
-                increments=increments,
-                bubbles=bubbles,
+                increments=own_increments,
+                bubbles=tuple(bubbles[begin:stop]),
             )
         )
     return found
 
 
-def _union_by_stream(streams: Sequence[int], spans: Sequence[tuple[int, int]], busy: int) -> int:
-    """The sum over streams of the union of their spans; ``busy`` is the union of all."""
-    if streams.count(streams[0]) == len(streams):
-        return busy
+def _union_by_stream(streams: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> int:
+    """The sum over streams of the union of their intervals."""
     groups: dict[int, list[tuple[int, int]]] = {}
-    for stream, span in zip(streams, spans, strict=True):
-        groups.setdefault(stream, []).append(span)
+    for stream, start, end in zip(streams, starts, ends, strict=True):
+        groups.setdefault(stream, []).append((start, end))
     return sum(map(union_length, groups.values()))
-
-
-def _shares(spans: Sequence[tuple[int, int]], latest: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Increments and bubbles of kernels, in launch order, after work that ended at ``latest``."""
-    increments, bubbles = [], []
-    for start, end in spans:
-        bubble = start - latest if start > latest else 0
-        bubbles.append(bubble)
-        if end > latest:
-            increments.append(end - latest - bubble)
-            latest = end
-        else:
-            increments.append(0)
-    return tuple(increments), tuple(bubbles)
 
 
 def median_ns(values: Iterable[int]) -> int:
