@@ -147,8 +147,8 @@ def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:
     """
     found = []
     for group in groups:
-        keys = [item.created for item in group]
-        if None in keys:
+        keys = [item.created for item in group if item.created is not None]
+        if len(keys) < len(group):
             return None
         if all(map(lt, keys, keys[1:])):  # as the starts are
             found.append(group)
