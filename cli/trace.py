@@ -123,20 +123,22 @@ def check(
 ) -> None:
     """Hold the layers of a trace against a budget, or one family against its share of it: exit 0 only for a pass."""
     from ..traces import check_trace
+    from ..traces.collector import undisturbed
 
-    report = check_trace(
-        file,
-        budget,
-        gpu=gpu,
-        tp=tp,
-        rows=rows,
-        layers=layers,
-        plan=plan,
-        step_ns=_ns(step_us),
-        family=family,
-        names=names,
-    )
-    emit(report.to_json(), as_json, render)
+    with undisturbed():
+        report = check_trace(
+            file,
+            budget,
+            gpu=gpu,
+            tp=tp,
+            rows=rows,
+            layers=layers,
+            plan=plan,
+            step_ns=_ns(step_us),
+            family=family,
+            names=names,
+        )
+        emit(report.to_json(), as_json, render)
     if report.verdict != "pass":
         raise typer.Exit(1)
 
