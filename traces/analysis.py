@@ -86,7 +86,7 @@ class DeviceLayers:
     """The kernels of every step used, in launch order."""
     spans: tuple[tuple[int, int], ...] = ()
     """Where each layer lies in such a step: half-open index ranges."""
-    silent: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     """Plain lines on step and layer marks that own no kernels: events were lost."""
     cut_marks: int = 0
     """Step marks without kernels before the first and after the last step."""
@@ -173,7 +173,7 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
     if not all(_same_layers(split, step, form, layers) for step in even[1:]):
         reason = "steps with the same kernels split into different layers"
         return _nothing(trace, kernels, steps, Abstain(reason), counts)
-    silent, cut_marks = silent_marks(trace, items, steps, split)
+    missing, cut_marks = silent_marks(trace, items, steps, split)
     names = even[0].names
     sequences = [names[start:end] for start, end in split.spans]
     rows = [layer_times([item.kernel for item in step.kernels], split.spans) for step in even]
@@ -204,7 +204,7 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
-        silent=silent,
+        missing=missing,
         cut_marks=cut_marks,
     )
 

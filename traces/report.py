@@ -216,10 +216,11 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
         if device.layers and counts.used < ENOUGH_STEPS:
             notes.append(f"{where}medians of {counts.used} steps; {ENOUGH_STEPS} after warm-up are advised")
         if device.method == RECURRENCE and not told_layers:
-            notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number")
+            alone = "; in a step alone a lost layer would not show" if counts.used == 1 else ""
+            notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number{alone}")
         if counts.cut:
             notes.append(f"{where}{counts.cut} steps cut off by the capture were dropped")
-        notes.extend(f"{where}{line}" for line in device.silent)
+        notes.extend(f"{where}{line}" for line in device.missing)
         if device.cut_marks:
             notes.append(f"{where}{device.cut_marks} step marks have no kernels: cut off by the capture")
         if counts.prefill:

@@ -67,7 +67,7 @@ def find_doubts(
     """
     everything: list[str] = []
     time: list[str] = []
-    passing: list[str] = [*trace.incomplete, *device.silent]
+    passing: list[str] = [*trace.incomplete, *device.missing]
     counts = device.counts
     if device.abstained is not None:
         close = ", ".join(f"{layers} x {kernels}" for layers, kernels in device.abstained.candidates)
