@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from ..model import ApiCall, HostRange, Kernel, NodeOrigin, Thread
 from .nsys_kernels import PID_MASK
@@ -46,8 +48,8 @@ def read_launches(
         one_process: whether kernel rows do not say their process.
     """
     needed: dict[int, set[int | None]] = defaultdict(set)
-    for kernel in kernels:
-        needed[kernel.process].add(kernel.correlation)
+    for (process, correlation), _ in groupby(kernels, key=attrgetter("process", "correlation")):
+        needed[process].add(correlation)
     copying: dict[int, set[object]] = defaultdict(set)
     for process, copied in copies:
         copying[0 if one_process else process].add(copied)
@@ -120,13 +122,13 @@ def read_origins(tables: Source, kernels: Iterable[Kernel], one_process: bool) -
         if key not in rows or row[:2] < rows[key][:2]:
             rows[key] = row  # creation before clone, else the earliest
     found = {}
-    for process, first in {(kernel.process, kernel.node) for kernel in kernels if kernel.node is not None}:
-        node: int | None = first
+    for process, first in set(map(attrgetter("process", "node"), kernels)):
+        node = first
         seen: set[int] = set()
         while node is not None and node not in seen and (process, node) in rows:
             seen.add(node)
             _, created, node, where = rows[process, node]
-            if node is None:
+            if node is None and first is not None:
                 found[process, first] = NodeOrigin(created, where)
     return found
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import TraceError
-from ..model import Kernel, Trace
+from ..model import Trace
 from .lost import told
 from .nsys_host import Launches, idle_processes, read_launches, read_origins, read_ranges
 from .nsys_kernels import KERNELS, copy_launches, read_copies, read_kernels, read_overheads
@@ -71,6 +70,7 @@ def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
         if isinstance(number, int) and isinstance(name, str)
     }
     copies, copy_times = read_copies(tables)
+    owners, idle = idle_processes(tables, kernels)
     version = meta.get("EXPORT_PRODUCT_VERSION")
     return Trace(
         path=tables.name,
@@ -87,11 +87,9 @@ def read_tables(tables: Source, kind: str = "SQLite") -> Trace:
         graph_mode=mode,
         graph_replays=tuple(replays),
         tool=f"nsys {version}" if version else None,
-        notes=(*_notes(tables, meta, kernels, launches), *notes),
+        notes=(*_notes(tables, meta, owners, idle, launches), *notes),
         incomplete=_incomplete(tables, launches, len(replays), untimed),
-        no_kernels_hint=_hint(
-            tables, mode, bool(replays or untimed or launches.graphs), idle_processes(tables, kernels)[1]
-        ),
+        no_kernels_hint=_hint(tables, mode, bool(replays or untimed or launches.graphs), idle),
     )
 
 
@@ -108,7 +106,7 @@ def _replays(tables: Source) -> tuple[list[tuple[int, int]], int, list[str]]:
     return sorted(times), untimed, notes
 
 
-def _notes(tables: Source, meta: dict[str, str], kernels: Sequence[Kernel], launches: Launches) -> list[str]:
+def _notes(tables: Source, meta: dict[str, str], owners: int, idle: int, launches: Launches) -> list[str]:
     notes = []
     schema = meta.get("EXPORT_SCHEMA_VERSION")
     if schema and schema.split(".")[0] != "3":
@@ -116,7 +114,6 @@ def _notes(tables: Source, meta: dict[str, str], kernels: Sequence[Kernel], laun
     notes.extend(told(launches.graphs, RECAPTURE)[1])
     if changes := time_changes(tables):
         notes.append(f"the export changed its times ({changes}): compare them with no other file's but by differences")
-    owners, idle = idle_processes(tables, kernels)
     if owners and idle:
         notes.append(f"{owners} processes have kernels and {idle} of the same name have none; {_FORK}")
     severe = [text for severity, text in tables.rows("DIAGNOSTIC_EVENT", ("severity", "text")) if _severe(severity)]
