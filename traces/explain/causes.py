@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers
@@ -87,7 +88,7 @@ class Causes:
         """The kernels of the device from the start of each examined step to that of the next, whoever launched them."""
         kernels, place = self.trace.kernels, (self._device.process, self._device.device)
         begins = [kernel.start for kernel in kernels]
-        longest = max(kernel.end - kernel.start for kernel in kernels)
+        longest = max(map(sub, [kernel.end for kernel in kernels], begins))
         found: set[int] = set()
         for step in examined(self._device):
             first = min(kernel.start for kernel in self._device.steps[step])
