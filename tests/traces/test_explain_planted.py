@@ -155,3 +155,28 @@ def test_families_over_their_share_are_told_where_a_class_fails_on_the_budgets_g
     for told in ({"gpu": "NVIDIA H200", "scale": 1.2}, {}, {"faults": Faults(slow=((2, 20_000),))}):
         found = findings(synthesize(tmp_path / "u.json", steps=STEPS, **told))
         assert "share" not in {item.kind for item in found}
+
+
+def test_what_could_go_from_layers_of_unknown_kind_that_are_over_every_count(tmp_path, make):
+    cast = "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda(int)>(int)"
+    names = [f"k{index:02}" for index in range(13)]
+    names = [*names[:3], cast, *names[3:8], "cublasLt::splitKreduce_kernel<32>", cast, *names[8:]]
+    events, clock = [], 1000.25
+    for step in range(6):
+        events.append(make.host("cuda_runtime", "cudaGraphLaunch", clock - 20, 8, 10 + step))
+        for layer in range(4):
+            for index, name in enumerate(names):
+                node = 1000 + layer * len(names) + index
+                events.append(make.kernel(name, clock, 2.125, correlation=10 + step, node=node))
+                clock += 2.5
+        clock += 30
+    path = make.torch(tmp_path / "t.json", events)
+    (device,) = check_trace(path, "h200-tp16").devices
+    told = {item.cause: item for item in device.findings if item.kind == "extra"}
+    assert set(told) == {"cast or copy", "split-K reduce"}
+    assert told["cast or copy"].text == (
+        "class A: 16 kernels, budget 15; 2 of them (at::native::vectorized_elementwise_kernel): an elementwise cast or copy "
+        "that fusion should have removed, 4.2 us a layer"
+    )
+    assert told["cast or copy"].cost_ns == 4 * 2 * 2_125
+    assert not [item for item in inspect_trace(path).devices[0].findings if item.kind == "extra"]
