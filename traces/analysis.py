@@ -11,10 +11,11 @@ from operator import attrgetter
 
 from .families import layer_kind
 from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
+from .marking import Marked, mark
 from .model import Kernel, Trace
 from .recurrence import Abstain
 from .silence import silent_marks
-from .steps import GRAPHS, NONE, Marked, Step, Steps, find_steps, mark, merged, strays
+from .steps import GRAPHS, NONE, Step, Steps, find_steps, merged, strays
 from .timing import LayerTimes, layer_times, median_ns
 
 WARM_UP = 5

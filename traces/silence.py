@@ -7,10 +7,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from .layers import LAUNCH_MARKS, NODE_MARKS, StepLayers
+from .marking import Marked
 from .marks import layer_number, step_mark
 from .model import HostRange, Trace
 from .readers.lost import EDGES
-from .steps import Marked, Steps
+from .steps import Steps
 
 _DIGITS = re.compile(r"\d+")
 
