@@ -97,6 +97,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
         if split["method"]:
             about += f"; {len(device['layers'])} layers by {split['method']}, {split['prefix']} kernels before"
             about += f" and {split['suffix']} after them"
+            if (macro := split["macro_period"]) and macro["layers"] > 1:
+                about += f"; the classes {' '.join(macro['classes'])} ({macro['kernels']} kernels) come {macro['times']} times"
         console.print(about, markup=False)
         if device["layers"]:
             console.print(_classes(device, judged, synthetic))

@@ -13,6 +13,7 @@ from .explain import Finding, median_increments
 from .families import Names, Plan
 from .family_check import ClassFamilies
 from .layers import RECURRENCE, LayerClass
+from .macro import macro_period
 from .model import Trace
 from .timing import quantile_ns
 from .verdict import COARSE_NS, NOT_JUDGED, Judgement, class_period
@@ -112,6 +113,7 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
         },
         "split": {
             "method": device.method, "prefix": device.prefix, "suffix": device.suffix, "between": device.between,
+            "macro_period": _macro_json(device, class_of),
             "abstained": device.abstained.reason if device.abstained else None,
             "candidates": [list(pair) for pair in device.abstained.candidates] if device.abstained else [],
         },
@@ -130,6 +132,15 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
             for item in report.findings
         ],
     }  # fmt: skip
+
+
+def _macro_json(device: DeviceLayers, class_of: dict[int, LayerClass]) -> dict[str, Any] | None:
+    groups = [class_of[index] for index in range(len(device.layers))]
+    found = macro_period([group.name for group in groups], [len(group.sequence) for group in groups])
+    if found is None:
+        return None
+    return {"layers": len(found.classes), "classes": list(found.classes), "first": found.first, "times": found.times,
+            "kernels": found.kernels}  # fmt: skip
 
 
 def _families_json(found: ClassFamilies | None) -> dict[str, Any]:
