@@ -56,10 +56,14 @@ def mark(trace: Trace, kernels: Sequence[Kernel]) -> list[Marked]:
     def rows() -> Iterator[tuple]:
         for kernel in kernels:
             launched, replay, step, layer = launches.get(kernel.correlation, unlaunched)
-            created = kernel.node
-            if created in captured:
-                created, layer = captured[created]
-            yield kernel, launched, replay, created, step, layer
+            node = kernel.node
+            if node is None:
+                yield kernel, launched, replay, None, step, layer
+            elif node in captured:
+                created, layer = captured[node]
+                yield kernel, launched, replay, created, step, layer
+            else:
+                yield kernel, launched, replay, node, step, layer
 
     return rows_of(Marked, rows())
 

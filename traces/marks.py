@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .model import HostRange, Thread
 
@@ -33,6 +34,7 @@ _MAX_OPEN = 200  # marks open at once on a thread; more are left-overs, and ever
 _CAMEL_LAYER = re.compile(r"(?:Transformer|Decoder)(?:Block|Layer)[._\[\(:=# -]+(\d+)")
 
 
+@lru_cache(maxsize=20000)
 def step_mark(name: str) -> StepMark | None:
     """Read a range name as a step mark of vLLM, SGLang, TensorRT-LLM or this project; None if it is not one."""
     if found := _VLLM.search(name):
@@ -58,6 +60,7 @@ def step_of(marks: Sequence[HostRange]) -> HostRange | None:
     return next(iter((*telling, *own, *marks)), None)
 
 
+@lru_cache(maxsize=20000)
 def layer_number(name: str) -> int | None:
     """The layer a range name speaks of (``layer_12``, ``model.layers.12.mlp``, ``TransformerBlock[3]``), or None."""
     found = _LAYER.search(name) or _CAMEL_LAYER.search(name)
@@ -77,19 +80,23 @@ def enclosing(
             by_thread[item.thread].append(item)
             if item.end_thread is not None and item.end_thread != item.thread:
                 by_thread[item.end_thread].append(item)
-    asked: dict[Thread, list[int]] = defaultdict(list)
+    asked: dict[Thread, list[int]] = {thread: [] for thread in by_thread}
+    last, bucket = None, None
     for index, (thread, _) in enumerate(queries):
-        if thread in by_thread:
-            asked[thread].append(index)
+        if thread is not last:  # else that of the query before: there may be millions
+            last, bucket = thread, asked.get(thread)
+        if bucket is not None:
+            bucket.append(index)
+    times = [time for _, time in queries]
     answers: list[tuple[HostRange, ...]] = [()] * len(queries)
     for thread, indices in asked.items():
         pending = sorted(by_thread[thread], key=lambda item: (item.start, -item.end, item.name))
-        indices.sort(key=lambda index: queries[index][1])
+        indices.sort(key=times.__getitem__)
         opened: list[HostRange] = []
         position, soonest = 0, 0
         answer: tuple[HostRange, ...] = ()
         for index in indices:
-            time = queries[index][1]
+            time = times[index]
             changed = opened and time > soonest
             while position < len(pending) and pending[position].start <= time:
                 opened.append(pending[position])

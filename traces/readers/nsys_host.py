@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from operator import attrgetter
 
 from ..model import ApiCall, HostRange, Kernel, NodeOrigin, Thread
@@ -48,13 +47,14 @@ def read_launches(
         one_process: whether kernel rows do not say their process.
     """
     needed: dict[int, set[int | None]] = defaultdict(set)
-    for (process, correlation), _ in groupby(kernels, key=attrgetter("process", "correlation")):
-        needed[process].add(correlation)
+    for kernel in kernels:
+        needed[kernel.process].add(kernel.correlation)
     copying: dict[int, set[object]] = defaultdict(set)
     for process, copied in copies:
         copying[0 if one_process else process].add(copied)
     found: dict[tuple[int, int], ApiCall] = {}
-    threads: dict[object, Thread] = {}
+    # by globalTid: the thread, the correlations of its process's kernels, and those of its copies
+    threads: dict[object, tuple[Thread, Collection[object], Collection[object]]] = {}
     graphs: list[tuple[int, bool]] = []
     conditional = False
     names: dict[object, tuple[str, bool]] = {}
@@ -66,18 +66,19 @@ def read_launches(
             names[reference] = (text, "GraphLaunch" in text)
             conditional = conditional or _CONDITIONAL in text
         if tid not in threads:
-            threads[tid] = _thread(tid, one_process)
+            where = _thread(tid, one_process)
+            threads[tid] = (where, needed.get(where[0], ()), copying.get(where[0], ()))
         name, graph = names[reference]
-        thread = threads[tid]
-        owns = correlation in needed.get(thread[0], ())
+        thread, owned, copied_there = threads[tid]
+        owns = correlation in owned
         if graph and isinstance(start, int):
-            graphs.append((start, owns or correlation in copying.get(thread[0], ())))
+            graphs.append((start, owns or correlation in copied_there))
         if not (owns and isinstance(start, int) and isinstance(end, int) and isinstance(correlation, int)):
             continue
-        key, call = (thread[0], correlation), ApiCall(name, start, end, thread)
-        old = found.get(key)
-        if old is None or (not graph, start) < (not old.is_graph_launch, old.start):
-            found[key] = call
+        call = ApiCall(name, start, end, thread)
+        old = found.setdefault((thread[0], correlation), call)
+        if old is not call and (not graph, start) < (not old.is_graph_launch, old.start):
+            found[thread[0], correlation] = call
     return Launches(found, graphs, conditional)
 
 
