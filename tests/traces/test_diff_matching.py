@@ -87,8 +87,8 @@ def test_classes_are_paired_by_kind_and_likeness_not_by_letter():
     ([99_000, 101_000] * 5, [100_500, 103_000] * 5, False),  # the ranges overlap
     ([99_000, 100_000] * 5, [100_500, 103_000] * 5, True),
     ([100_000] * 19 + [200_000], [102_000] * 20, True),  # one odd step is not the spread
-    ([100_000] * 4, [200_000] * 20, None),
-    ([100_000] * 5, [200_000] * 5, True),
+    ([100_000] * 7, [200_000] * 20, None),
+    ([100_000] * 8, [200_000] * 8, True),
     (None, [200_000] * 5, None),
 ])  # fmt: skip
 def test_beyond_the_spread(a, b, beyond):
