@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import lines
+from .trace_words import Plan, lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def register(app: typer.Typer) -> None:
         file: Annotated[Path, typer.Argument(help="cuda_gpu_kern_sum CSV of nsys stats, or any trace.")],
         steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps that were recorded.")],
         layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of a step.")],
-        plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        plan: Plan = None,
         as_json: Json = False,
     ) -> None:
         """Count kernels per step and per layer by name; you say how many steps and layers there are."""

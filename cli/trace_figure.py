@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Names
+from .trace_words import Layers, MaybeBudget, Names, Plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,10 +56,10 @@ def register(app: typer.Typer) -> None:
         class_name: Annotated[
             str | None, typer.Option("--class", help="Class, whose most typical layer is shown.")
         ] = None,
-        budget: Annotated[str | None, typer.Option("--budget", help="Name of a budget, or its JSON file.")] = None,
+        budget: MaybeBudget = None,
         device: Annotated[int | None, typer.Option("--device", help="Device, where the trace has several.")] = None,
-        layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
-        plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        layers: Layers = None,
+        plan: Plan = None,
         names: Names = None,
         as_json: Json = False,
     ) -> None:

@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import lines
+from .trace_words import Plan, count, lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _NONE = "not measured"
+_COLUMNS = (
+    ("us", "duration_ns", 1e3, 2), ("DRAM read MB", "dram_read_bytes", 1e6, 3),
+    ("written MB", "dram_written_bytes", 1e6, 3), ("GB/s", "dram_bytes_per_s", 1e9, 1), ("DRAM %", "dram_percent", 1, 1),
+    ("registers", "registers", 1, 0), ("static smem", "shared_static_bytes", 1, 0),
+    ("dynamic smem", "shared_dynamic_bytes", 1, 0),
+)  # fmt: skip
+"""Title, key, unit and digits of what a launch may have; a column that no launch has is told in a note."""
 _NO_LAYER_TIME = "launches ran one by one under Nsight Compute: durations compare kernels and are no layer time"
 
 
@@ -29,22 +36,20 @@ def render_kernels(console: Console, data: dict[str, Any]) -> None:
     from ..traces.names import short_name
 
     gpus = ", ".join(data["gpus"]) or "GPU not named"
-    console.print(f"{data['file']}: {data['format']}, {len(data['launches'])} launches, {gpus}", markup=False)
+    console.print(f"{data['file']}: {data['format']}, {count(len(data['launches']), 'launch', 'launches')}, {gpus}",
+                  markup=False)  # fmt: skip
+    measured = [item for item in _COLUMNS if any(row[item[1]] is not None for row in data["launches"])]
     table = Table(title="Launches", title_justify="left")
     for column in ("launch", "kernel", "family"):
         table.add_column(column, overflow="fold")
-    for column in ("us", "DRAM read MB", "written MB", "GB/s", "DRAM %", "registers", "static smem", "dynamic smem"):
+    for column, *_ in measured:
         table.add_column(column, justify="right")
     for row in data["launches"]:
-        table.add_row(
-            row["launch"], escape(short_name(row["name"], 48)), row["family"] or "",
-            _number(row["duration_ns"], 1e3, 2), _number(row["dram_read_bytes"], 1e6, 3),
-            _number(row["dram_written_bytes"], 1e6, 3), _number(row["dram_bytes_per_s"], 1e9, 1),
-            _number(row["dram_percent"], 1, 1), _number(row["registers"]), _number(row["shared_static_bytes"]),
-            _number(row["shared_dynamic_bytes"]),
-        )  # fmt: skip
+        figures = (_number(row[key], unit, digits) for _, key, unit, digits in measured)
+        table.add_row(row["launch"], escape(short_name(row["name"], 48)), row["family"] or "?", *figures)
     console.print(table)
-    lines(console, "Notes", data["notes"])
+    missing = [item[0] for item in _COLUMNS if item not in measured]
+    lines(console, "Notes", [*([f"{_NONE}: {', '.join(missing)}"] if missing else []), *data["notes"]])
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +58,7 @@ def register(app: typer.Typer) -> None:
     @app.command("kernels")
     def kernels(
         file: Annotated[Path, typer.Argument(help="Output of ncu --csv, or a .ncu-rep.")],
-        plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        plan: Plan = None,
         as_json: Json = False,
     ) -> None:
         """Show what Nsight Compute measured of each launch: time, DRAM bytes, registers, shared memory."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Names, lines, us, word
+from .trace_words import Gpu, Layers, MaybeBudget, Names, Plan, Rows, Tp, line, lines, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,7 @@ def _spread(title: str, rows: list[dict[str, Any]]) -> Any:
 
 def _waits(console: Console, skew: dict[str, Any]) -> None:
     if skew["refused"]:
-        console.print(f"Who waited for whom: not said; {skew['refused']}", markup=False)
+        line(console, f"Who waited for whom: not said; {skew['refused']}")
         return
     table = _table("Who waited for whom (us a step, medians)", ("rank",),
                    ("made the others wait", "waited itself", "last to arrive"))  # fmt: skip
@@ -101,15 +101,15 @@ def register(app: typer.Typer) -> None:
     @app.command("ranks")
     def ranks(
         files: Annotated[list[Path], typer.Argument(help="Traces, one a rank, or files that hold several.")],
-        budget: Annotated[str | None, typer.Option("--budget", help="Name of a budget, or its JSON file.")] = None,
+        budget: MaybeBudget = None,
         world: Annotated[
             int | None, typer.Option("--world", help="Ranks of the run, where the files do not say.")
         ] = None,
-        gpu: Annotated[str | None, typer.Option("--gpu", help="The GPU, where the traces do not name it.")] = None,
-        tp: Annotated[int | None, typer.Option("--tp", help="Tensor-parallel size of the run.")] = None,
-        rows: Annotated[int | None, typer.Option("--rows", help="Tokens in a step.")] = None,
-        layers: Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known.")] = None,
-        plan: Annotated[Path | None, typer.Option("--plan", help="JSON that maps kernel names to families.")] = None,
+        gpu: Gpu = None,
+        tp: Tp = None,
+        rows: Rows = None,
+        layers: Layers = None,
+        plan: Plan = None,
         names: Names = None,
         as_json: Json = False,
     ) -> None:

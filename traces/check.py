@@ -11,7 +11,15 @@ from .collector import undisturbed
 from .errors import TraceError
 from .explain import explain
 from .families import Names, PlanLike, gather_names
-from .family_check import ClassFamilies, FamilyView, class_families, judge_family_layer, known_family, view_families
+from .family_check import (
+    NOTHING,
+    ClassFamilies,
+    FamilyView,
+    class_families,
+    judge_family_layer,
+    known_family,
+    view_families,
+)
 from .model import Trace
 from .readers.nsys_sqlite import RECAPTURE
 from .readers.opening import read_trace
@@ -196,7 +204,8 @@ def _judge_device(
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
     told_families = families if family is None else ()
     findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns, families=told_families))
-    return DeviceReport(device, layers, classes, findings, verdict, families), reasons
+    adds = () if family is None else tuple(parts.get(family, NOTHING).time_ns for parts in view.layers)
+    return DeviceReport(device, layers, classes, findings, verdict, families, adds), reasons
 
 
 def _families(
@@ -244,9 +253,9 @@ def _budget_notes(
                 notes.append(f"class {group.name}: no kernel name tells the layer kind; held against {kinds}")
     assumed = []
     if tp is None and trace.world_size is None:
-        assumed.append(f"TP{budget.tp}")
+        assumed.append(f"TP{budget.tp} (--tp says it)")
     if rows is None and budget.rows is not None and any(report.layers.counts.rows is None for report in devices):
-        assumed.append(f"{budget.rows} rows")
+        assumed.append(f"{budget.rows} rows (--rows says it)")
     if assumed:
         notes.append(f"not in the trace and taken from the budget: {', '.join(assumed)}")
     if budget.evidence == "derived":

@@ -34,6 +34,8 @@ class DeviceReport:
     verdict: str
     families: tuple[ClassFamilies, ...] = ()
     """Of each class, in the order of the classes."""
+    family_ns: tuple[int, ...] = ()
+    """Of each layer, what the family adds that was held against its share; empty where the whole layer was."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
             for index, group in enumerate(device.classes)
         ],
         "layers": [
-            _layer_json(layer, class_of[index]) | _judged(report.layer_judgements, index)
+            _layer_json(layer, class_of[index])
+            | {"family_ns": report.family_ns[index] if report.family_ns else None}
+            | _judged(report.layer_judgements, index)
             for index, layer in enumerate(device.layers)
         ],
         "findings": [
@@ -225,7 +229,7 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
         device, counts = report.layers, report.layers.counts
         where = f"device {device.device}: " if len(devices) > 1 else ""
         if device.layers and counts.used < ENOUGH_STEPS:
-            notes.append(f"{where}medians of {counts.used} steps; {ENOUGH_STEPS} after warm-up are advised")
+            notes.append(f"{where}medians of {_steps(counts.used)}; {ENOUGH_STEPS} after warm-up are advised")
         if device.method == RECURRENCE and not told_layers:
             alone = "; in a step alone a lost layer would not show" if counts.used == 1 else ""
             notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number{alone}")
@@ -235,9 +239,13 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
         if device.cut_marks:
             notes.append(f"{where}{device.cut_marks} step marks have no kernels: cut off by the capture")
         if counts.prefill:
-            notes.append(f"{where}{counts.prefill} steps hold prefill")
+            notes.append(f"{where}{_steps(counts.prefill)} with prefill")
         if counts.outside:
             notes.append(f"{where}{counts.outside} kernels are in no step")
         if device.between:
             notes.append(f"{where}{device.between} kernels between layer marks are counted in the layer that follows")
     return notes
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"

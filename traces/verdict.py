@@ -79,7 +79,7 @@ def find_doubts(
         everything.append("no decode step in the trace: its step marks say prefill")
     name = device.gpu or gpu
     if name is None:
-        time.append(f"the trace does not name its GPU; the budget is for {budget.gpu}")
+        time.append(f"the trace does not name its GPU (--gpu says it); the budget is for {budget.gpu}")
     elif not budget.fits_gpu(name):
         time.append(f"the GPU is {name}; the budget is for {budget.gpu}")
     said_tp = tp if tp is not None else trace.world_size

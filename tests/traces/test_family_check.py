@@ -228,7 +228,7 @@ def test_the_command_prints_families_and_exits_by_the_familys_verdict(good, tmp_
     capsys.readouterr()
     assert run(["trace", "show", str(odd)]) == 0
     out = capsys.readouterr().out
-    assert "Unknown: kernels of no known family in class A" in out
+    assert "Unknown kernels of a layer (--plan or --names tells their family)" in out
     assert "1 x mystery[/red]" in out
 
 

@@ -48,7 +48,7 @@ def diff_traces(
     *,
     layers: int | None = None,
     plan: PlanLike | None = None,
-    tables: Sequence[str | Path] | None = None,
+    names: Sequence[str | Path] | None = None,
     force: bool = False,
 ) -> TraceDiff:
     """Compare two traces.
@@ -58,7 +58,7 @@ def diff_traces(
         b: the trace after.
         layers: how many layers a step has, if known; in both.
         plan: kernel names to families, as for ``check_trace``.
-        tables: names tables, as ``names`` of ``check_trace``.
+        names: names tables, as for ``check_trace``.
         force: compare although the GPU, the number of ranks, the rows or the layers differ.
 
     Raises:
@@ -66,8 +66,8 @@ def diff_traces(
     """
     if layers is not None and layers < 1:
         raise TraceError(f"layers must be 1 or more, not {layers}")
-    names = gather_names(plan, tables)
-    one, other = (report_on(read_trace(path), None, layers, None, None, None, plan, names=tables) for path in (a, b))
+    known = gather_names(plan, names)
+    one, other = (report_on(read_trace(path), None, layers, None, None, None, plan, names=names) for path in (a, b))
     open_questions = [*_open_questions(one, "a"), *_open_questions(other, "b")]
     differing = _differing(one, other)
     notes = _notes(one, other, force and bool(differing))
@@ -81,7 +81,7 @@ def diff_traces(
     ):
         return TraceDiff(one.trace, other.trace, INCONCLUSIVE, (), tuple(open_questions), (), notes)
     devices = tuple(
-        compare_devices(one.trace, left.layers, other.trace, right.layers, names)
+        compare_devices(one.trace, left.layers, other.trace, right.layers, known)
         for left, right in zip(one.devices, other.devices, strict=False)
     )
     told = [line for device in devices for line in device_reasons(device, len(devices) > 1)]
