@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
 from math import gcd
-from operator import attrgetter
+from operator import attrgetter, eq
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -59,7 +58,8 @@ def in_order(kernels: list[Kernel]) -> None:
     kernels.sort(key=attrgetter("start"))
     starts = [kernel.start for kernel in kernels]
     stop = 0
-    for first in [index for index, (one, other) in enumerate(pairwise(starts)) if one == other]:
+    same = list(map(eq, starts, starts[1:]))
+    for first in [index for index, tied in enumerate(same) if tied] if True in same else ():
         if first >= stop:
             stop = bisect_right(starts, starts[first], first)
             kernels[first:stop] = sorted(kernels[first:stop], key=lambda item: (item.order, item.process, item.device))

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from operator import attrgetter, lt
 
 from .marking import Marked
@@ -130,10 +131,13 @@ def find_steps(items: Sequence[Marked]) -> Steps:
     replays: dict[int, list[Marked]] = defaultdict(list)
     eager: dict[HostRange, list[Marked]] = defaultdict(list)
     mark, group = None, []
-    for item in items:
-        if item.replay is not None:
-            replays[item.replay].append(item)
-        elif item.step is not None:
+    for replay, run in groupby(items, key=attrgetter("replay")):
+        if replay is not None:
+            replays[replay].extend(run)
+            continue
+        for item in run:
+            if item.step is None:
+                continue
             if item.step is not mark:  # else that of the kernel before: a range takes long to hash
                 mark, group = item.step, eager[item.step]
             group.append(item)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers, Layer
@@ -86,7 +87,7 @@ def columns_of(one: Aligned, device: DeviceLayers) -> list[dict[int, int]]:
 def usual_increments(found: Aligned) -> list[int]:
     """Median increment at every modal position over all layers and steps, ns."""
     return [
-        median_ns(value for one in found.parts.values() if position in one for value in one[position].increments)
+        median_ns(chain.from_iterable(one[position].increments for one in found.parts.values() if position in one))
         for position in range(len(found.group.sequence))
     ]
 
