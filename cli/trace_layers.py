@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SHOWN = 24
-_WORST_FIRST = ("fail", "inconclusive", "pass", "not judged")
 
 
 def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Any:
@@ -61,9 +60,9 @@ def _worst(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
         typical.setdefault(row["class"], []).append(row[key] or 0)
     middle = {name: sorted(values)[len(values) // 2] for name, values in typical.items()}
 
-    def rank(index: int) -> tuple[int, int, int]:
+    def rank(index: int) -> tuple[bool, int, int]:
         row = rows[index]
-        return _WORST_FIRST.index(row["verdict"]), middle[row["class"]] - (row[key] or 0), index
+        return row["verdict"] != "fail", middle[row["class"]] - (row[key] or 0), index
 
     return [rows[index] for index in sorted(sorted(range(len(rows)), key=rank)[:_SHOWN])]
 
@@ -79,16 +78,19 @@ def layer_table(console: Console, data: dict[str, Any], judged: bool, synthetic:
     title += (
         "" if len(rows) == len(data["layers"]) else f"; the worst {len(rows)} of {len(data['layers'])}, --json has all"
     )
-    middle = ("period", "p10-p90") if family is None else (family, "whole layer")
+    middle = ("kernels", "period", "p10-p90") if family is None else (family, "whole layer")
     rest = ("wall", "busy", "sum", "overlap", "gap", "start period") if wide else ("gap",) if family is None else ()
-    table = _table(title, ("layer", "class"), ("kernels", *middle, *rest))
+    table = _table(title, ("layer", "class"), (*middle, *rest))
     if judged:
         table.add_column("verdict")
     for row in rows:
         period = us(row["completion_period_ns"])
-        cells = [escape(row["name"]), row["class"], str(row["kernels"])]
-        spread = f"{us(row['p10_ns'])}-{us(row['p90_ns'])}" if data["steps"]["used"] > 1 else "one step"
-        cells += [us(row["family_ns"]), period] if family else [period, spread]
+        cells = [escape(row["name"]), row["class"]]
+        if family is None:
+            spread = f"{us(row['p10_ns'])}-{us(row['p90_ns'])}" if data["steps"]["used"] > 1 else "one step"
+            cells += [str(row["kernels"]), period, spread]
+        else:
+            cells += [us(row["family_ns"]), period]
         table.add_row(*cells, *(us(_of_step(row["typical_step"], name)) for name in rest),
                       *([word(row["verdict"], synthetic)] if judged else []))  # fmt: skip
     return table

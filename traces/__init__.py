@@ -6,18 +6,22 @@ from .budget import Budget, Limit, budget_names, load_budget, parse_budget
 from .check import check_trace, inspect_trace
 from .diff import TraceDiff, diff_traces
 from .errors import TraceError
+from .explain import Finding
 from .model import ApiCall, CopyTime, HostRange, Kernel, NodeOrigin, RejectedRow, Trace
 from .ranks import RanksReport, check_ranks
 from .readers.opening import read_trace
 from .report import DeviceReport, Report
 from .synthetic import synthesize
+from .verdict import Judgement
 
 __all__ = [
     "ApiCall",
     "Budget",
     "CopyTime",
     "DeviceReport",
+    "Finding",
     "HostRange",
+    "Judgement",
     "Kernel",
     "Limit",
     "NodeOrigin",

@@ -47,6 +47,10 @@ class RanksReport:
     classes: tuple[ClassSpread, ...]
     skew: Skew
 
+    def __repr__(self) -> str:  # the fields hold every layer of every rank
+        why = f": {self.reasons[0]}" if self.reasons else ""
+        return f"<RanksReport {len(self.ranks)} ranks: {self.verdict}{why}>"
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-able data; all times in integer ns."""
         return {

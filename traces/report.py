@@ -56,6 +56,9 @@ class Report:
     family: str | None = None
     """The family that was held against its share, where it was not the whole layer."""
 
+    def __repr__(self) -> str:  # the fields hold every kernel of the trace: too much for a notebook's cell
+        return f"<Report {self.headline}>"
+
     @property
     def headline(self) -> str:
         """One line: file, verdict, first reason."""

@@ -41,6 +41,16 @@ class TraceDiff:
     devices: tuple[DeviceDiff, ...]
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:  # the fields hold every kernel of both traces
+        why = f": {self.reasons[0]}" if self.reasons else ""
+        return f"<TraceDiff {self.a.path} (a), {self.b.path} (b): {self.verdict}{why}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON-able data; all times in integer ns."""
+        from .words import diff_json
+
+        return diff_json(self)
+
 
 def diff_traces(
     a: str | Path,

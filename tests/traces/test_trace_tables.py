@@ -1,0 +1,153 @@
+"""What the trace commands print: the answer first, no more than there is room for, and nothing twice."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from k3lab.cli import trace, trace_diff, trace_kernels
+from k3lab.cli.main import run
+from k3lab.cli.trace_words import line
+from k3lab.traces import TraceError, check_trace, diff_traces, load_budget, synthesize
+from k3lab.traces.budget import budget_names
+from k3lab.traces.names_table import table_names
+from k3lab.traces.synthetic import Faults
+from rich.console import Console
+
+
+def printed(render, data, width=80, terminal=True) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, highlight=False)
+    render(console, data)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    return {
+        "good": synthesize(folder / "good.json", layers=12, steps=8),
+        "slow": synthesize(folder / "slow.json", layers=12, steps=8, faults=Faults(slow=((2, 20_000),))),
+        "many": synthesize(folder / "many.json", layers=40, steps=8, faults=Faults(slow=((31, 3_000), (33, 20_000)))),
+    }
+
+
+@pytest.mark.parametrize("family", [None, "experts", "attention_projection"])
+def test_tables_fit_80_columns_and_cut_no_figure(traces, family):
+    told = printed(trace.render, check_trace(traces["slow"], "gb300-tp16", rows=8, family=family).to_json())
+    assert max(map(len, told)) <= 80
+    assert not [text for text in told if "…" in text]
+    rows = [text for text in told if text.startswith("│ layer ")]
+    assert len(rows) == 12  # a row is a line: nothing was folded
+    assert " 80." in rows[2]
+
+
+def test_findings_come_before_the_tables_and_a_reason_is_told_once(traces):
+    told = printed(trace.render, check_trace(traces["slow"], "gb300-tp16", rows=8).to_json(), 160, terminal=False)
+    assert told[0].startswith("fail slow.json against gb300-tp16: layer 2: completion period")
+    finding = next(index for index, text in enumerate(told) if "[experts] adds" in text)
+    assert finding < next(index for index, text in enumerate(told) if text.startswith("┏"))
+    assert sum("budget 69.0 us" in text for text in told) == 1
+
+
+def test_of_many_layers_the_worst_are_shown_in_their_order(traces):
+    told = printed(trace.render, check_trace(traces["many"], "gb300-tp16", rows=8).to_json(), 160, terminal=False)
+    rows = [int(text.split()[2]) for text in told if text.startswith("│ layer ")]
+    assert len(rows) == 24
+    assert rows == sorted(rows)
+    assert {31, 33} <= set(rows)  # 31 is an MLA layer, which the budget does not judge: its class shows it
+    assert any("the worst 24 of 40, --json has all" in text for text in told)
+
+
+def test_a_family_alone_has_its_time_in_each_layer(traces):
+    data = check_trace(traces["slow"], "gb300-tp16", rows=8, family="experts").to_json()
+    layers = data["devices"][0]["layers"]
+    assert layers[2]["family_ns"] - layers[1]["family_ns"] == pytest.approx(20_000, abs=1_000)
+    told = printed(trace.render, data)
+    assert any(text.startswith("│ layer 2 ") and f"{layers[2]['family_ns'] / 1000:.1f}" in text for text in told)
+    assert not any("output_projection" in text for text in told if text.startswith("│"))
+    whole = check_trace(traces["slow"], "gb300-tp16", rows=8).to_json()["devices"][0]["layers"]
+    assert {layer["family_ns"] for layer in whole} == {None}
+
+
+def test_lines_wrap_on_a_terminal_and_stay_whole_in_a_pipe():
+    text = "word " * 60
+    assert len(printed(lambda console, data: line(console, data, "  "), text)) > 1
+    assert len(printed(lambda console, data: line(console, data, "  "), text, 160, terminal=False)) == 1
+
+
+def test_diff_prints_only_what_changed(traces):
+    told = printed(trace_diff.render, diff_traces(traces["good"], traces["slow"]).to_json())
+    assert max(map(len, told)) <= 80
+    kernels = [text for text in told if text.startswith("│ k3_")]
+    assert len(kernels) == 1 and "experts_synthetic_routed" in kernels[0]
+    assert "class A: 12 kernels without a change beyond the spread (--json has all)" in told
+    same = printed(trace_diff.render, diff_traces(traces["good"], traces["good"]).to_json())
+    assert not [text for text in same if text.startswith("│ k3_")]
+
+
+def test_columns_that_nothing_was_measured_for_are_told_in_a_note():
+    row = dict.fromkeys([key for _, key, *_ in trace_kernels._COLUMNS])
+    data = {"gpus": [], "file": "n.csv", "format": "CSV", "notes": [],
+            "launches": [row | {"launch": "0", "name": "k", "family": None, "duration_ns": 6750}]}  # fmt: skip
+    told = printed(trace_kernels.render_kernels, data)
+    assert any("6.75" in text for text in told)
+    assert any("not measured: DRAM read MB" in text for text in told)
+    assert not any("registers" in text for text in told if text.startswith("┃"))
+
+
+@pytest.mark.parametrize(("width", "command"), [(200, "check"), (200, "ranks"), (200, "figure")])
+def test_help_lists_the_budgets_there_are(capsys, monkeypatch, width, command):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["trace", command, "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert ", ".join(budget_names()) in told
+    assert ", ".join(table_names()) in told
+
+
+def test_budget_lists_shows_and_derives(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "budget"]) == 0
+    told = [text.split(":")[0] for text in capsys.readouterr().out.splitlines() if not text.startswith(" ")]
+    assert told == list(budget_names())
+    assert run(["trace", "budget", "h200-tp8"]) == 0
+    assert "Shares of a mla layer" in capsys.readouterr().out
+    assert run(["trace", "budget", "--gpu", "h200", "--tp", "8", "--rows", "16", "--out", "new/mine.json"]) == 0
+    capsys.readouterr()
+    made, known = load_budget("new/mine.json"), load_budget("h200-tp8")
+    assert (made.gpu, made.tp, made.rows, made.evidence) == ("H200", 8, 16, "derived")
+    assert made.layers["kda"].period_ns > known.layers["kda"].period_ns  # more rows wake more experts
+    assert run(["trace", "budget", "--gpu", "H200", "--tp", "8", "--rows", "8", "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)["budgets"][0]
+    assert same["layers"] == known.to_json()["layers"]  # as the package's own was made
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["nope"], "no budget 'nope'"), (["--gpu", "H200"], "needs --tp, --rows too"),
+     (["h200-tp8", "--tp", "8"], "give the name of a budget, or"), (["--out", "x.json"], "--out takes one budget"),
+     (["h200-tp8", "--out", "x.txt"], "must end in .json"),
+     (["--gpu", "X", "--tp", "8", "--rows", "8"], "unknown GPU 'X'"),
+     (["--gpu", "H200", "--tp", "7", "--rows", "8"], "TP 7 does not divide"),
+     (["--gpu", "H200", "--tp", "8", "--rows", "0"], "--rows is 0")],
+)  # fmt: skip
+def test_a_wrong_budget_call_exits_2_with_one_line(tmp_path, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "budget", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert says in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_reports_are_a_line_in_a_notebook(traces):
+    report = check_trace(traces["slow"], "gb300-tp16", rows=8)
+    for shown in (report, diff_traces(traces["good"], traces["slow"])):
+        assert len(repr(shown)) < 300
+    assert "fail" in repr(report)
+
+
+def test_a_missing_file_is_a_trace_error():
+    with pytest.raises(TraceError, match="no such file"):
+        check_trace(Path("none.json"), "gb300-tp16")
