@@ -151,6 +151,11 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         for name in family.outputs:
             if bool(written(outputs[name][rows:]).any()):
                 faults.append(f"rows {rows}: {name} was written beyond its {rows} rows")
+        if not faults and (dead := dead_rows(family, inputs, problem.rows, rows)):
+            poison()
+            runner.bind({**inputs, **dead, **outputs}, rows=rows)()
+            torch.cuda.synchronize()
+            judge(rows, "launch, other rows NaN")
         if faults:
             break
     full = runner.bind({**inputs, **outputs})
@@ -180,6 +185,27 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         faults.insert(0, f"a wait of the kernel gave up: {error}")
     errors = {case.output: case.relative for case in cases[: len(family.outputs)]}
     return CheckResult(not faults, "gpu", faults[0] if faults else None, errors, labelled)
+
+
+def dead_rows(family: Family, inputs: dict[str, torch.Tensor], most: int, rows: int) -> dict[str, torch.Tensor]:
+    """Activations whose rows beyond the live ones are NaN: no kernel may let them into a live row's result.
+
+    A launch of its own: NaN in a dead row's result would look as if it had not been written.
+
+    Args:
+        family: says which inputs are weights or updated in place; those stay as they are.
+        inputs: by name.
+        most: rows that the activations have.
+        rows: those that live.
+    """
+    from .chain import handed_over
+
+    if rows == most:
+        return {}
+    found = {name: inputs[name].clone() for name in handed_over(family, inputs) if inputs[name].shape[0] == most}
+    for tensor in found.values():
+        tensor[rows:] = float("nan")
+    return found
 
 
 def _repeatable(call: Any, outputs: dict[str, torch.Tensor], poison: Any, faults: list[str]) -> None:

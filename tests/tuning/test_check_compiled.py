@@ -11,6 +11,7 @@ from k3lab.kernels import Buffer, Compiled, Family, Launch, Problem, Tolerance, 
 from k3lab.tuning import chain, check, check_chain
 
 WIDTH = 8
+DEAD = "launch, other rows NaN"
 Kernel = Callable[[dict, int], None]
 
 
@@ -79,6 +80,11 @@ def behind_the_end(tensors: dict, rows: int) -> None:
 def input_changed(tensors: dict, rows: int) -> None:
     right(tensors, rows)
     tensors["x"][0, 0] += 1
+
+
+def reads_dead_rows(tensors: dict, rows: int) -> None:
+    right(tensors, rows)
+    tensors["out"][:rows] += 0 * tensors["x"][rows:].sum()  # harmless as long as they hold numbers
 
 
 def scratch_left(tensors: dict, rows: int) -> None:
@@ -230,7 +236,7 @@ def test_a_right_kernel_passes_at_every_row_count(judge):
     result = judge(right)
     assert result.ok, result.reason
     assert [(case["rows"], case["run"]) for case in result.cases] == [
-        (4, "launch"), (3, "launch"), (2, "launch"), (1, "launch"), (4, "graph replay"),
+        (4, "launch"), (3, "launch"), (3, DEAD), (2, "launch"), (2, DEAD), (1, "launch"), (1, DEAD), (4, "graph replay"),
     ]  # fmt: skip
 
 
@@ -246,6 +252,7 @@ def test_what_launches_keep_need_not_be_zeros_again(judge):
         (one_row_short, "NaN (never written?), first at [3, 0]"),
         (behind_the_end, "written beyond its end, first at element 35 of 32"),
         (input_changed, "input x was changed"),
+        (reads_dead_rows, "rows 3, launch, other rows NaN: "),
         (scratch_left, "scratch buffer count was not left zeroed"),
         (forgets_the_state, "relative error"),
         (gives_up, "a wait of the kernel gave up: rank 3 did not publish its partial sums"),
