@@ -250,11 +250,12 @@ class Lab:
         return floor_figure(self.family.name, self.problem, floors(self.family, self.problem, tp or (4, 8, 16)))
 
     def trace(self, path: str | Path, budget: str = "gb300-tp16") -> Shown:
-        """A decode trace judged against a layer budget."""
+        """A decode trace judged against a layer budget, with the findings that cost most."""
         from .verdict_data import verdict_data
 
         data = verdict_data(Path(path), budget)
         rows = [("verdict", data["word"]), ("because", data["line"])]
+        rows += [(f"finding {place}", text) for place, text in enumerate(data["findings"][:3], 1)]
         return Shown(f"trace {Path(path).name} against {budget}", data, rows)
 
 

@@ -22,6 +22,9 @@ def budget_us(name: str, kind: str, gpu: str, tp: int) -> float | None:
 SHOWN = 16
 """Kernels of a layer listed in full; of a longer layer those that add most to it."""
 
+FINDINGS = 12
+"""Findings of a trace that are shown, from the costliest on; ``trace check --json`` has all."""
+
 
 def short_name(kernel: str) -> str:
     """A kernel's name without return type, template arguments and parameters."""
@@ -56,7 +59,7 @@ def shown_verdict(verdict: str, synthetic: bool) -> dict[str, str]:
 
 
 def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
-    """Verdict, the line that says why, GPUs, notes, and each layer class kernel by kernel.
+    """Verdict, the line that says why, GPUs, findings, notes, and each layer class kernel by kernel.
 
     Raises:
         TraceError: no usable trace, or no such budget.
@@ -86,6 +89,7 @@ def verdict_data(trace: Path, budget: str) -> dict[str, Any]:
         "line": report.headline,
         "synthetic": report.trace.synthetic,
         "reasons": list(report.reasons),
+        "findings": [item["text"] for device in devices for item in device["findings"]][:FINDINGS],
         "notes": list(report.notes),
         "classes": classes,
     }

@@ -14,6 +14,7 @@ from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.accounting import layer_bytes
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.traces import synthesize
+from k3lab.traces.synthetic import Faults
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,16 @@ def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: p
     assert "partly predicted: floors plus 1 predicted winner; without collectives and gaps" in body
     assert "the layer above is for" not in body
     assert len(re.findall(r"Plotly\.newPlot\(", body)) == 2
+
+
+def test_the_page_says_why_a_trace_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Faults(slow=((1, 20_000), (4, 15_000)))
+    trace = synthesize(tmp_path / "t.json", layers=8, steps=8, faults=slow)
+    assert main.run(["report", "--out", str(tmp_path / "page"), "--trace", str(trace)]) == 0
+    text = (tmp_path / "page" / "index.html").read_text()
+    body = text[text.rindex("<main>") :]
+    assert "layer 1: completion period" in body and "layer 4: completion period" in body  # not the first reason alone
+    assert re.search(r"<li>layer 1: kernel 9 k3_experts_synthetic_routed \[experts\] adds 44\.\d us", body)
 
 
 def test_the_page_loads_nothing(study: Path, tmp_path: Path) -> None:
@@ -92,7 +103,9 @@ def test_numbers_stand_beside_their_evidence_word(study: Path, tmp_path: Path) -
     assert main.run(["report", "--out", "page", "--study", str(study), "--results", str(results)]) == 0
     text = (tmp_path / "page" / "index.html").read_text()
     assert f'H200 <span class="word measured">measured</span> {recorded:.2f} us' in text
-    assert text.count('GB300 <span class="word predicted">predicted</span> ') == 1  # the page's own study, not the record
+    assert (
+        text.count('GB300 <span class="word predicted">predicted</span> ') == 1
+    )  # the page's own study, not the record
 
 
 @pytest.mark.parametrize(
@@ -153,5 +166,8 @@ def test_a_long_layer_lists_what_adds_most() -> None:
     assert [kernel["place"] for kernel in found["kernels"]] == list(range(6, SHOWN + 6))
     assert found["kernels"][0]["name"] == "at::native::kernel_5"
     assert short_name("k3_router_triton_topk") == "k3_router_triton_topk"
-    assert short_name("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7>(T1)") == "internal::gemvx::kernel"
+    assert (
+        short_name("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, 7>(T1)")
+        == "internal::gemvx::kernel"
+    )
     assert listed([])["others"] == 0
