@@ -149,6 +149,9 @@ class Trace:
     incomplete: tuple[str, ...] = ()
     no_kernels_hint: str = ""
 
+    def __repr__(self) -> str:  # a million kernels are no line of a notebook
+        return f"<Trace {self.path}: {self.format}, {len(self.kernels)} kernels>"
+
     def gpu(self, device: int) -> str | None:
         """The name of a device, or None where the file does not say it (or not which)."""
         names = set(self.gpus.values())

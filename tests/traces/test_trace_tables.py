@@ -143,7 +143,7 @@ def test_a_wrong_budget_call_exits_2_with_one_line(tmp_path, monkeypatch, capsys
 
 def test_reports_are_a_line_in_a_notebook(traces):
     report = check_trace(traces["slow"], "gb300-tp16", rows=8)
-    for shown in (report, diff_traces(traces["good"], traces["slow"])):
+    for shown in (report, report.trace, diff_traces(traces["good"], traces["slow"])):
         assert len(repr(shown)) < 300
     assert "fail" in repr(report)
 
