@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import typer
 
 from ..kernels.errors import InputError, KernelError
-from .output import drop_output
+from .output import drop_output, visible
 
 COMMANDS: dict[str, str] = {
     "kernels": "kernels",
@@ -84,7 +84,7 @@ def _first_word(argv: Sequence[str]) -> str | None:
 
 
 def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
+    return visible(" ".join(str(text).split()))
 
 
 def _fail(message: object, code: int = 2) -> int:
@@ -126,6 +126,8 @@ def run(argv: Sequence[str]) -> int:
         if isinstance(error, BrokenPipeError):
             drop_output()
             return 141
+        if isinstance(error, MemoryError):
+            return _fail("not enough memory for this input; give a smaller one, or run where there is more")
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             drop_output()
             named = f": {error.filename}" if error.filename else ""

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,30 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object in pla
 
 PIPE_WIDTH = 160
 """Columns of a table that is not printed to a terminal."""
+
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Controls of terminals, marks that reverse the reading order, and lone surrogates, which no encoding can hold."""
+
+
+def visible(text: str) -> str:
+    """The text with all that would steer a terminal or mislead its reader told as an escape: names come from anybody's files."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _visible_in(value: Any) -> Any:
+    """The data with all its texts ``visible``."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Path):
+        return visible(str(value))
+    if isinstance(value, dict):
+        return {_visible_in(key): _visible_in(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_visible_in(item) for item in value)
+    return value
 
 
 def plain(value: Any) -> Any:
@@ -55,9 +80,10 @@ def emit(data: Any, as_json: bool, render: Callable[[Console, Any], None]) -> No
     """
     try:
         if as_json:
-            print(json.dumps(plain(data), indent=2, ensure_ascii=False))
+            text = json.dumps(plain(data), indent=2, ensure_ascii=False)
+            print(visible(text))  # as escapes of JSON: what is read back is the same
         else:
-            render(console(), data)
+            render(console(), _visible_in(data))
         sys.stdout.flush()
     except BrokenPipeError:
         drop_output()

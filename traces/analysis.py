@@ -12,6 +12,7 @@ from operator import attrgetter
 from .families import layer_kind
 from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
 from .marking import Marked, mark
+from .mixture import mixed
 from .model import Kernel, Trace
 from .recurrence import Abstain
 from .silence import silent_marks
@@ -88,7 +89,7 @@ class DeviceLayers:
     spans: tuple[tuple[int, int], ...] = ()
     """Where each layer lies in such a step: half-open index ranges."""
     missing: tuple[str, ...] = ()
-    """Plain lines on step and layer marks that own no kernels: events were lost."""
+    """Plain lines on what forbids a pass: marks without kernels, steps of several sizes or at once."""
     cut_marks: int = 0
     """Step marks without kernels before the first and after the last step."""
 
@@ -205,7 +206,7 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
-        missing=missing,
+        missing=(*missing, *mixed(even, split, layers)),
         cut_marks=cut_marks,
     )
 

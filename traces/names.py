@@ -7,6 +7,7 @@ from functools import lru_cache
 
 _ANGLES = re.compile(r"<[^<>]*>")
 _ROUND = re.compile(r"\([^()]*\)")
+_DEEPEST = 60  # brackets in brackets; real templates nest some tens, and each level is a pass over the name
 _LENGTH = re.compile(r"\d+")
 
 
@@ -30,7 +31,9 @@ def base_name(name: str) -> str:
         return _demangled(name) or name
     bare = name.replace("(anonymous namespace)::", "").replace("->", " ")
     for pattern in (_ANGLES, _ROUND):
-        while (shorter := pattern.sub("", bare)) != bare:
+        for _ in range(_DEEPEST):
+            if (shorter := pattern.sub("", bare)) == bare:
+                break
             bare = shorter
     words = bare.split()
     return words[-1] if words and words[-1].strip("<>():&*") else name

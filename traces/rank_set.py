@@ -10,6 +10,8 @@ from .budget import Budget
 from .report import DeviceReport
 from .skew import Collective
 
+_TOLD_ABSENT = 4096
+
 
 @dataclass(frozen=True)
 class RankLane:
@@ -69,19 +71,27 @@ def find_world(
     for same in by_stamp.values():
         if len(same) > 1:
             line = f"the same kernel times to the nanosecond: {', '.join(lane.label for lane in same)}"
-            (notes if told else doubts).append(line)
+            (notes if all(lane.synthetic for lane in same) else doubts).append(line)  # no two GPUs are so alike
+    size = tp or (budget.tp if budget is not None else None)
+    if known is not None and size is not None and known % size:
+        doubts.append(f"a world of {known} ranks is not of whole groups of TP{size}")
     if known is None:
         doubts.append("how many ranks there were is not in the files; say it with --world N")
         return None, doubts, notes
     present = {lane.number for lane in lanes}
     if told:
-        if missing := sorted(set(range(known)) - present):
+        if missing := _absent(present, known):
             doubts.append(f"{ranks_text(missing)} of {known} {'is' if len(missing) == 1 else 'are'} missing")
         if extra := sorted(number for number in present if number >= known):
             doubts.append(f"{ranks_text(extra)} {'is' if len(extra) == 1 else 'are'} none of a world of {known}")
     elif len(lanes) != known:
         doubts.append(f"{len(lanes)} ranks are there, the world has {known}")
     return known, doubts, notes
+
+
+def _absent(present: set[int], world: int) -> list[int]:
+    """Ranks of the world that are not there; of very many the first, as a wrong size must not fill the memory."""
+    return [number for number in range(min(world, max(present, default=0) + _TOLD_ABSENT)) if number not in present]
 
 
 def ranks_text(numbers: Sequence[int]) -> str:

@@ -206,5 +206,7 @@ def opened(path: str | Path) -> Iterator[tuple[Path, str]]:
             if kind == ARCHIVE:
                 raise TraceError(f"{path.name}: an archive inside an archive; unpack it and give the trace")
             yield inside, kind
+    except MemoryError:
+        raise TraceError(f"{path}: not enough memory to read it; profile fewer steps, or read it elsewhere") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -27,6 +27,7 @@ _OVERHEAD = "overhead"
 _API = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "Driver", "hip_runtime"})
 _GRAPH_CURE = "let the profiler run already when the graphs are captured, or trace with nsys --cuda-graph-trace=node"
 _GRAPH_TIMES_RIGHT = 130101  # CUPTI of CUDA 13.1 Update 1; versions before CUDA 13 count from 1 to some tens
+_MOST_RANKS = 1 << 20  # what is below 0 or above this is damage
 _HINT = "profile with activities=[CPU, CUDA], while the GPU works"
 
 
@@ -34,6 +35,8 @@ def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
             file.seek(0)
+            if path.stat().st_size > MAX_BYTES:
+                raise TraceError(f"{path.name}: over {MAX_BYTES >> 30} GiB; profile fewer steps")
             return file.read()
         file.seek(0)
         parts, total = [], 0
@@ -199,6 +202,9 @@ def read_torch(path: Path) -> Trace:
     notes.extend(_versions(head, kernels, apis.values()))
     incomplete, cut = _incomplete(kernels, copied, apis)
     notes.extend(cut)
+    for key, least in (("world_size", 1), ("rank", 0)):
+        if (said := _distributed(head, key)) is not None and _usable(said, least) is None:
+            incomplete.append(f"distributedInfo is damaged: its {key} is {said}")
     rejected.sort(key=lambda row: (row.name, row.reason))
     ranges.sort(key=lambda item: (item.start, -item.end, item.name))
     return Trace(
@@ -214,8 +220,8 @@ def read_torch(path: Path) -> Trace:
         gpus=_gpus(head),
         synthetic=head.get("k3lab_synthetic") is True,
         tool=_tool(head),
-        world_size=_distributed(head, "world_size"),
-        rank=_distributed(head, "rank"),
+        world_size=_usable(_distributed(head, "world_size"), 1),
+        rank=_usable(_distributed(head, "rank"), 0),
         notes=tuple(notes),
         incomplete=tuple(incomplete),
         no_kernels_hint=incomplete[0] if incomplete else _HINT,
@@ -273,3 +279,7 @@ def _tool(head: Mapping[str, Any]) -> str | None:
 def _distributed(head: Mapping[str, Any], key: str) -> int | None:
     info = head.get("distributedInfo")
     return _integer(info.get(key)) if isinstance(info, dict) else None
+
+
+def _usable(found: int | None, least: int) -> int | None:
+    return found if found is not None and least <= found <= _MOST_RANKS else None
