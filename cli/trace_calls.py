@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .output import Json, emit
-from .trace_words import Plan, lines
+from .trace_words import Names, Plan, line, lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_WHOLE = 120
 _SHOWN = 40
 
 
@@ -25,16 +27,10 @@ def render_calls(console: Console, data: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console.print(
-        f"{data['file']}: {data['calls']} kernel calls, {_rate(data['per_step'])} a step and {_rate(data['per_layer'])} a "
-        f"layer on {data['steps']} steps of {data['layers']} layers",
-        markup=False,
-    )
-    console.print(
-        f"{data['per_layer_of_kernels_in_every_layer']} a layer are of kernels that come a whole number of times a layer; "
-        f"the others come {_rate(data['per_step_of_the_others'])} times a step",
-        markup=False,
-    )
+    line(console, f"{data['file']}: {data['calls']} kernel calls, {_rate(data['per_step'])} a step and "
+                  f"{_rate(data['per_layer'])} a layer on {data['steps']} steps of {data['layers']} layers")  # fmt: skip
+    line(console, f"kernels that come a whole number of times a layer: {data['per_layer_of_kernels_in_every_layer']} a layer; "
+                  f"the others: {_rate(data['per_step_of_the_others'])} a step")  # fmt: skip
     table = Table(title="Kernels", title_justify="left")
     for column in ("kernel", "family"):
         table.add_column(column, overflow="fold")
@@ -42,8 +38,13 @@ def render_calls(console: Console, data: dict[str, Any]) -> None:
         table.add_column(column, justify="right")
     from ..traces.names import short_name
 
-    for row in data["kernels"][:_SHOWN]:
-        table.add_row(escape(short_name(row["kernel"], 60)), row["family"] or "", str(row["calls"]),
+    shown = data["kernels"][:_SHOWN]
+    times = Counter(short_name(row["kernel"], 60) for row in shown)
+    for row in shown:
+        name = short_name(row["kernel"], 60)
+        if times[name] > 1:  # templates: only the arguments tell them apart
+            name = row["kernel"] if len(row["kernel"]) <= _WHOLE else f"{row['kernel'][: _WHOLE - 3]}..."
+        table.add_row(escape(name), row["family"] or "?", str(row["calls"]),
                       _rate(row["per_step"]), _rate(row["per_layer"]))  # fmt: skip
     console.print(table)
     if len(data["kernels"]) > _SHOWN:
@@ -60,11 +61,12 @@ def register(app: typer.Typer) -> None:
         steps: Annotated[int, typer.Option("--steps", min=1, help="Decode steps that were recorded.")],
         layers: Annotated[int, typer.Option("--layers", min=1, help="Layers of a step.")],
         plan: Plan = None,
+        names: Names = None,
         as_json: Json = False,
     ) -> None:
         """Count kernels per step and per layer by name; you say how many steps and layers there are."""
         from ..traces.calls import count_calls
-        from ..traces.families import read_plan
+        from ..traces.families import gather_names
 
-        families = read_plan(plan) if plan is not None else None
-        emit(count_calls(file, steps=steps, layers=layers, plan=families).to_json(), as_json, render_calls)
+        known = gather_names(plan, names)
+        emit(count_calls(file, steps=steps, layers=layers, plan=known).to_json(), as_json, render_calls)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Plan, count, lines
+from .trace_words import Names, Plan, count, lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,20 +59,21 @@ def register(app: typer.Typer) -> None:
     def kernels(
         file: Annotated[Path, typer.Argument(help="Output of ncu --csv, or a .ncu-rep.")],
         plan: Plan = None,
+        names: Names = None,
         as_json: Json = False,
     ) -> None:
         """Show what Nsight Compute measured of each launch: time, DRAM bytes, registers, shared memory."""
-        from ..traces.families import family_of, read_plan
+        from ..traces.families import gather_names
         from ..traces.readers.opening import read_ncu
         from .output import plain
 
-        families = read_plan(plan) if plan is not None else None
+        known = gather_names(plan, names)
         report = read_ncu(file)
         data = {
             "file": report.path,
             "format": report.format,
             "gpus": list(report.gpus),
-            "launches": [plain(item) | {"family": family_of(item.name, families)} for item in report.launches],
+            "launches": [plain(item) | {"family": known.family(item.name)} for item in report.launches],
             "notes": [_NO_LAYER_TIME, *report.notes],
         }
         emit(data, as_json, render_kernels)

@@ -31,13 +31,17 @@ def _ranks(data: dict[str, Any]) -> Any:
     from rich.markup import escape
 
     judged = data["budget"] is not None
-    table = _table("Ranks", ("rank", "file", "GPU", *(["verdict"] if judged else [])),
-                   ("steps", "step us", "layers", "slowest layer us"))  # fmt: skip
+    gpus = list(dict.fromkeys(row["gpu"] or "GPU not named" for row in data["ranks"]))
+    alike = len(gpus) == 1  # then one word in the title leaves the room to the file
+    title = f"Ranks ({gpus[0]})" if alike else "Ranks"
+    table = _table(title, ("rank", "file", *([] if alike else ["GPU"]), *(["verdict"] if judged else [])),
+                   ("steps", "step us", "layers", "slowest us"))  # fmt: skip
     for row in data["ranks"]:
         periods = row["completion_periods_ns"]
         numbers = (str(row["steps"]), us(row["step_ns"]), str(row["layers"]), us(max(periods, default=None)))
         told = [word(row["verdict"], row["synthetic"])] if judged else []
-        table.add_row(str(row["rank"]), escape(row["file"]), escape(row["gpu"] or "not named"), *told, *numbers)
+        gpu = [] if alike else [escape(row["gpu"] or "GPU not named")]
+        table.add_row(str(row["rank"]), escape(row["file"]), *gpu, *told, *numbers)
     return table
 
 
@@ -85,13 +89,13 @@ def render(console: Console, data: dict[str, Any]) -> None:
         )
     else:
         console.print(head, markup=False)
+    lines(console, "Reasons", data["reasons"])
     console.print(_ranks(data))
     if data["classes"]:
         console.print(_spread("Completion period by class over ranks, us", data["classes"]))
         worst = sorted(data["layers"], key=lambda row: (-row["spread_ns"], row["number"]))[:_LAYERS_SHOWN]
         console.print(_spread("Layers with the largest spread over ranks, us", worst))
     _waits(console, data["skew"])
-    lines(console, "Reasons", data["reasons"])
     lines(console, "Notes", data["notes"])
 
 

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from k3lab.cli import trace, trace_diff, trace_kernels
+from k3lab.cli import trace, trace_diff, trace_kernels, trace_ranks
 from k3lab.cli.main import run
 from k3lab.cli.trace_words import line
-from k3lab.traces import TraceError, check_trace, diff_traces, load_budget, synthesize
+from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, load_budget, synthesize
 from k3lab.traces.budget import budget_names
 from k3lab.traces.names_table import table_names
 from k3lab.traces.synthetic import Faults
@@ -87,6 +87,12 @@ def test_diff_prints_only_what_changed(traces):
     assert not [text for text in same if text.startswith("│ k3_")]
 
 
+def test_ranks_say_why_before_their_tables(traces):
+    told = printed(trace_ranks.render, check_ranks([traces["good"], traces["slow"]], "gb300-tp16").to_json())
+    assert told[1] == "Reasons"
+    assert max(map(len, told)) <= 80
+
+
 def test_columns_that_nothing_was_measured_for_are_told_in_a_note():
     row = dict.fromkeys([key for _, key, *_ in trace_kernels._COLUMNS])
     data = {"gpus": [], "file": "n.csv", "format": "CSV", "notes": [],
@@ -95,6 +101,20 @@ def test_columns_that_nothing_was_measured_for_are_told_in_a_note():
     assert any("6.75" in text for text in told)
     assert any("not measured: DRAM read MB" in text for text in told)
     assert not any("registers" in text for text in told if text.startswith("┃"))
+
+
+def test_calls_tell_instances_of_a_template_apart_and_take_names_tables(tmp_path, capsys):
+    one, other = "void k<at::A<(int)4>>(int)", "void k<at::B<(int)8>>(int)"
+    (tmp_path / "names.json").write_text(json.dumps(
+        {"schema": "k3lab.names_table/1", "name": "mine", "entries": [{"prefix": "mine_", "family": "experts"}]}))  # fmt: skip
+    rows = "".join(f'1.0,100,4,25.0,25.0,25,25,0.0,"{name}"\n' for name in (one, other, "mine_gemm"))
+    head = "Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name\n"
+    (tmp_path / "t.csv").write_text(head + rows)
+    words = ["trace", "calls", str(tmp_path / "t.csv"), "--steps", "2", "--layers", "2"]
+    assert run([*words, "--names", str(tmp_path / "names.json")]) == 0
+    told = capsys.readouterr().out
+    assert one in told and other in told
+    assert next(text for text in told.splitlines() if "mine_gemm" in text).split()[3] == "experts"
 
 
 @pytest.mark.parametrize(("width", "command"), [(200, "check"), (200, "ranks"), (200, "figure")])
