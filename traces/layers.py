@@ -117,9 +117,14 @@ class LayerClass:
 def classify(sequences: Sequence[tuple[str, ...]]) -> list[LayerClass]:
     """Group the layers of a step by their kernel names, in order of first appearance.
 
-    A rare sequence that differs from a commoner one by a kernel or so joins its class: what is extra or missing
-    there is then told as such.
+    The same names in another order are one class: of two streams the order may be that of the starts. A rare sequence
+    that differs from a commoner one by a kernel or so joins its class: what is extra or missing there is then told as
+    such.
     """
+    usual: dict[tuple[str, ...], tuple[str, ...]] = {}  # names sorted to their commonest order
+    for names, _ in Counter(sequences).most_common():
+        usual.setdefault(tuple(sorted(names)), names)
+    sequences = [usual[tuple(sorted(names))] for names in sequences]
     counts = Counter(sequences)
     ranked = sorted(counts, key=lambda names: (-counts[names], sequences.index(names)))
     home: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -129,14 +134,23 @@ def classify(sequences: Sequence[tuple[str, ...]]) -> list[LayerClass]:
             for modal in dict.fromkeys(home.values())
             if counts[names] < max(2, 0.25 * counts[modal])
             and layer_kind(modal) == layer_kind(names)
-            and likeness(names, modal) >= 0.9
+            and _shared(names, modal) >= 0.9
         ]
-        home[names] = max(near, key=lambda modal: (likeness(names, modal), counts[modal])) if near else names
+        home[names] = (
+            max(near, key=lambda modal: (_shared(names, modal), likeness(names, modal), counts[modal]))
+            if near
+            else names
+        )
     classes: list[LayerClass] = []
     for modal in dict.fromkeys(home[names] for names in sequences):
         members = tuple(index for index, names in enumerate(sequences) if home[names] == modal)
         classes.append(LayerClass(_letters(len(classes)), layer_kind(modal), modal, members))
     return classes
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+    """Likeness whatever the order: twice the kernels that both have over all kernels."""
+    return 2 * sum((Counter(one) & Counter(other)).values()) / (len(one) + len(other))
 
 
 def _letters(index: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, lt
+from statistics import median
 
 from .marking import Marked
 from .marks import step_mark
@@ -92,15 +93,42 @@ def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:
     return found
 
 
-def _in_launch_order(items: Sequence[Marked], by_node: bool) -> tuple[Marked, ...]:
-    """Host launch order, then node order inside a replay, then device start."""
+def _alike(groups: Sequence[list[Marked]]) -> list[list[Marked]]:
+    """Replays given by start: those with the same kernels on every stream all in one order, by their median places.
+
+    Between streams the order of starts is another in every replay, and says nothing of what was launched.
+    """
+    forms: dict[object, list[tuple[int, list[tuple[int, Marked]]]]] = {}
+    for index, group in enumerate(groups):
+        # stable: on every stream by start, and the streams one after another
+        rows = sorted(enumerate(group), key=lambda row: row[1].kernel.stream)
+        if rows[0][1].kernel.stream != rows[-1][1].kernel.stream:
+            form = tuple([(item.kernel.stream, item.kernel.name) for _, item in rows])
+            forms.setdefault(form, []).append((index, rows))
+    found = list(groups)
+    for same in forms.values():
+        places = [median(column) for column in zip(*([place for place, _ in rows] for _, rows in same), strict=True)]
+        order = sorted(range(len(places)), key=places.__getitem__)
+        for index, rows in same:
+            found[index] = [rows[at][1] for at in order]
+    return found
+
+
+def _in_launch_order(items: Sequence[Marked]) -> tuple[Marked, ...]:
+    """Kernels launched one by one: in the order of their launches, where all are known, then of their starts."""
     launched = all(item.launched is not None for item in items)
 
-    def key(item: Marked) -> tuple[int, int, int]:
-        node = item.created if by_node and item.replay is not None and item.created is not None else 0
-        return (item.launched if launched and item.launched is not None else 0, node, item.kernel.start)
+    def key(item: Marked) -> tuple[int, int]:
+        return (item.launched if launched and item.launched is not None else 0, item.kernel.start)
 
     return tuple(sorted(items, key=key))  # what is equal stays in the order of the capture, which is total
+
+
+def _joined(parts: Sequence[Sequence[Marked]]) -> Step:
+    """The step made of graph launches, each with its kernels in order, and kernels launched between them."""
+    heads = _in_launch_order([part[0] for part in parts])
+    owners = {id(part[0]): part for part in parts}
+    return _step(tuple([item for head in heads for item in owners[id(head)]]))
 
 
 def _period(signatures: Sequence[tuple[str, ...]]) -> int:
@@ -113,12 +141,14 @@ def _period(signatures: Sequence[tuple[str, ...]]) -> int:
     return 1
 
 
-def _between(items: Sequence[Marked], group: Sequence[Marked]) -> list[Marked]:
-    """All kernels launched from the first to the last launch of a step made of several launches."""
-    times = [item.launched for item in group if item.launched is not None]
-    if len(times) != len(group):
-        return list(group)
-    return [item for item in items if item.launched is not None and min(times) <= item.launched <= max(times)]
+def _between(items: Sequence[Marked], run: Sequence[Step]) -> list[Marked]:
+    """All kernels launched from the first to the last launch of a step made of several; none where those are unknown."""
+    times = [item.launched for step in run for item in step.kernels]
+    known = [launched for launched in times if launched is not None]
+    if len(known) < len(times):
+        return []
+    first, last = min(known), max(known)
+    return [item for item in items if item.launched is not None and first <= item.launched <= last]
 
 
 def _one_step_each(launches: list[Step]) -> list[list[Step]]:
@@ -148,10 +178,10 @@ def find_steps(items: Sequence[Marked]) -> Steps:
     else:
         groups, source = list(eager.values()), MARKS
         if not groups:
-            groups, source = _layer_passes(_in_launch_order(items, False)), LAYERS
+            groups, source = _layer_passes(_in_launch_order(items)), LAYERS
         if not groups and items:
             groups, source = [list(items)], NONE
-        steps = [_step(_in_launch_order(group, False)) for group in groups]
+        steps = [_step(_in_launch_order(group)) for group in groups]
     steps.sort(key=lambda step: step.begin)
     # a kernel launched between two graphs may be in two steps
     inside = len(_inside(steps)) if shared else sum(len(step.kernels) for step in steps)
@@ -173,9 +203,7 @@ def _replayed_steps(
         groups: those of each graph launch.
         eager: by step mark those launched one by one.
     """
-    ordered = _by_node(groups)
-    by_node = ordered is not None
-    launches = [_step(tuple(group)) for group in ordered or groups]
+    launches = [_step(tuple(group)) for group in _by_node(groups) or _alike(groups)]
     by_mark: dict[HostRange, list[Step]] = {}
     for launch in launches:
         if launch.kernels[0].step is not None:
@@ -183,22 +211,25 @@ def _replayed_steps(
     if sum(map(len, by_mark.values())) == len(launches):
         steps: list[Step] = []
         for found, marked in by_mark.items():
-            replayed, alone = [item for launch in marked for item in launch.kernels], eager.get(found, [])
-            if len(alone) > len(replayed):  # a small graph somewhere in an eager step
-                steps.append(_step(_in_launch_order([*alone, *replayed], by_node)))
+            alone = eager.get(found, [])
+            if len(alone) > sum(len(launch.kernels) for launch in marked):  # a small graph somewhere in an eager step
+                steps.append(_joined([*((item,) for item in alone), *(launch.kernels for launch in marked)]))
             else:
-                steps.extend(_together(items, run, by_node) for run in _one_step_each(marked))
+                steps.extend(_together(items, run) for run in _one_step_each(marked))
         return steps, MARKED_GRAPHS
     width = _period([launch.names for launch in launches])
     parts = [launches[index : index + width] for index in range(0, len(launches), width)]
-    return [_together(items, run, by_node) for run in parts], GRAPHS
+    return [_together(items, run) for run in parts], GRAPHS
 
 
-def _together(items: Sequence[Marked], run: Sequence[Step], by_node: bool) -> Step:
-    """The step made of these graph launches, with the eager kernels launched between them."""
+def _together(items: Sequence[Marked], run: Sequence[Step]) -> Step:
+    """The step made of these graph launches, with the kernels launched between them."""
     if len(run) == 1:
         return run[0]
-    return _step(_in_launch_order(_between(items, [item for launch in run for item in launch.kernels]), by_node))
+    inside = _inside(run)
+    return _joined(
+        [*(step.kernels for step in run), *((item,) for item in _between(items, run) if id(item.kernel) not in inside)]
+    )
 
 
 def _layer_passes(items: Sequence[Marked]) -> list[list[Marked]]:
@@ -227,14 +258,8 @@ def merged(steps: Steps, items: Sequence[Marked]) -> Steps:
 
     What was launched between them belongs to it: eager attention between piecewise graphs.
     """
-    launched = [item for step in steps.steps for item in step.kernels]
-    everything = _between(items, launched)
-    return replace(
-        steps,
-        steps=(_step(_in_launch_order(everything, False)),),
-        source=f"all {steps.source} together",
-        outside=len(items) - len(everything),
-    )
+    step = _together(items, steps.steps)
+    return replace(steps, steps=(step,), source=f"all {steps.source} together", outside=len(items) - len(step.kernels))
 
 
 def strays(steps: Sequence[Step], items: Sequence[Marked], every: Steps) -> int:

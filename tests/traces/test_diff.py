@@ -182,7 +182,7 @@ def test_noise_alone_seldom_parts_any_of_forty_times(steps):
     def parted():
         return change(*([round(draw.gauss(10_000, 400)) for _ in range(steps)] for _ in "ab")).beyond
 
-    false = sum(any([parted() for _ in range(40)]) for _ in range(200))
+    false = sum(any(parted() for _ in range(40)) for _ in range(200))
     assert false <= 5  # of 200 comparisons; with five steps it would be fifty
 
 

@@ -101,7 +101,24 @@ def align_kernels(
             same = base_name(a[at]) == base_name(b[bt])
             pairs.append(Pair(at, bt, SAME if same else RENAMED))
         i, j = at + 1, bt + 1
-    return pairs
+    return _elsewhere(a, b, pairs)
+
+
+def _elsewhere(a: Sequence[str], b: Sequence[str], pairs: Sequence[Pair]) -> list[Pair]:
+    """A kernel removed at one place and added at another is the same: of two streams the order may be chance."""
+    added: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.state == ADDED and pair.b is not None:
+            added.setdefault(base_name(b[pair.b]), []).append(pair)
+    found = []
+    taken: set[Pair] = set()
+    for pair in pairs:
+        if pair.state == REMOVED and pair.a is not None and (same := added.get(base_name(a[pair.a]))):
+            other = same.pop(0)
+            taken.add(other)
+            pair = Pair(pair.a, other.b, SAME)
+        found.append(pair)
+    return [pair for pair in found if pair not in taken]
 
 
 def _by_name(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:

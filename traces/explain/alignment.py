@@ -26,11 +26,21 @@ class Parts(NamedTuple):
 
 
 def aligned(layer: Layer, modal: Sequence[str]) -> dict[int, int]:
-    """Position in the layer to position in the modal sequence of its class."""
+    """Position in the layer to position in the modal sequence of its class; a kernel may have its place elsewhere.
+
+    Kernels of two streams stand in the order of their starts where no file tells that of their launches.
+    """
     if layer.kernels == modal:
         return {index: index for index in range(len(modal))}
     blocks = SequenceMatcher(None, layer.kernels, modal, autojunk=False).get_matching_blocks()
-    return {block.a + step: block.b + step for block in blocks for step in range(block.size)}
+    found = {block.a + step: block.b + step for block in blocks for step in range(block.size)}
+    free: dict[str, list[int]] = {}
+    for position in sorted(set(range(len(modal))) - set(found.values()), reverse=True):
+        free.setdefault(modal[position], []).append(position)
+    for own, name in enumerate(layer.kernels):
+        if own not in found and free.get(name):
+            found[own] = free[name].pop()
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)

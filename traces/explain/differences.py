@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
@@ -52,14 +53,28 @@ def _word(names: Sequence[str]) -> str:
     return roles[0][0] if roles else ""
 
 
-def _blocks(usual: Sequence[str], own: Sequence[str]) -> list[tuple[int, int, int, int]]:
-    """Where two sequences differ: ranges of the usual and of the own one, without other instances of a template."""
+def _blocks(usual: Sequence[str], own: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+    """Where two sequences differ: positions in the usual and in the own one.
+
+    Left out are other instances of a template, and kernels that both have at different places: between streams the
+    order may be that of the starts, which says nothing.
+    """
+    opcodes = SequenceMatcher(None, usual, own, autojunk=False).get_opcodes()
+    places = [(range(a, b), range(c, d)) for operation, a, b, c, d in opcodes if operation != "equal"]
+    gone = Counter(usual[at] for ranges in places for at in ranges[0])
+    new = Counter(own[at] for ranges in places for at in ranges[1])
+    moved = gone & new, gone & new  # each side counts down its own
     found = []
-    for operation, a, b, c, d in SequenceMatcher(None, usual, own, autojunk=False).get_opcodes():
-        if operation == "equal":
-            continue
-        if [base_name(name) for name in usual[a:b]] != [base_name(name) for name in own[c:d]]:
-            found.append((a, b, c, d))
+    for ranges in places:
+        left: tuple[list[int], list[int]] = ([], [])
+        for side, names in enumerate((usual, own)):
+            for at in ranges[side]:
+                if moved[side][names[at]]:
+                    moved[side][names[at]] -= 1
+                else:
+                    left[side].append(at)
+        if [base_name(usual[at]) for at in left[0]] != [base_name(own[at]) for at in left[1]]:
+            found.append(left)
     return found
 
 
@@ -72,9 +87,9 @@ def against_class(one: Aligned, device: DeviceLayers) -> list[Finding]:
         if layer.kernels == one.group.sequence:
             continue
         increments = increments or usual_increments(one)
-        for a, b, c, d in _blocks(one.group.sequence, layer.kernels):
-            gone, new = one.group.sequence[a:b], layer.kernels[c:d]
-            saved, cost = sum(increments[a:b]), _adds(layer, c, d)
+        for lacking, more in _blocks(one.group.sequence, layer.kernels):
+            gone, new = [one.group.sequence[at] for at in lacking], [layer.kernels[at] for at in more]
+            saved, cost = sum(increments[at] for at in lacking), _adds(layer, more)
             if gone and new and any(map(is_ours, gone)) and not any(map(is_ours, new)):
                 text = (
                     f"{layer.name}: stock kernels {_listed(new)} in place of {_listed(gone)} "
@@ -91,9 +106,9 @@ def against_class(one: Aligned, device: DeviceLayers) -> list[Finding]:
     return found
 
 
-def _adds(layer: Layer, start: int, end: int) -> int:
-    """What a range of a layer's kernels adds with the idle time before them: median over the steps, ns."""
-    return median_ns(sum(times.increments[start:end]) + sum(times.bubbles[start:end]) for times in layer.times)
+def _adds(layer: Layer, places: Sequence[int]) -> int:
+    """What some of a layer's kernels add with the idle time before them: median over the steps, ns."""
+    return median_ns(sum(times.increments[at] + times.bubbles[at] for at in places) for times in layer.times)
 
 
 def between_classes(classes: Sequence[Aligned]) -> list[Finding]:
@@ -111,11 +126,11 @@ def between_classes(classes: Sequence[Aligned]) -> list[Finding]:
             continue
         usual = max(larger, key=lambda group: likeness(group.sequence, one.group.sequence))
         increments = usual_increments(one)
-        for a, b, c, d in _blocks(usual.sequence, one.group.sequence):
-            head = f"class {one.group.name}, {len(one.group.members)} layers, against class {usual.name}"
-            gone, new = usual.sequence[a:b], one.group.sequence[c:d]
+        head = f"class {one.group.name}, {len(one.group.members)} layers, against class {usual.name}"
+        for lacking, more in _blocks(usual.sequence, one.group.sequence):
+            gone, new = [usual.sequence[at] for at in lacking], [one.group.sequence[at] for at in more]
             if new:
-                cost = sum(increments[c:d])
+                cost = sum(increments[at] for at in more)
                 text = f"{head}: extra kernels {_listed(new)}, {microseconds(cost)} a layer"
                 found.append(Finding("extra", None, text, cost * len(one.group.members), _word(new)))
             if gone:
