@@ -20,6 +20,7 @@ from . import (
 from .output import Json, emit
 from .trace_families import render_families
 from .trace_layers import class_table, layer_table
+from .trace_one import render_layer, with_layer
 from .trace_words import COLOURS, Budget, Gpu, Layers, Names, Plan, Rows, Tp, count, line, lines, made_up, us
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ File = Annotated[
     Path,
     typer.Argument(help="torch.profiler JSON; Nsight Systems export (sqlite, parquetdir), report or cuda_gpu_trace."),
 ]
+Layer = Annotated[
+    int | None, typer.Option("--layer", help="Show this layer, from 0, kernel by kernel beside the layers like it.")
+]
+_FINDINGS = 10
 StepUs = Annotated[
     float | None,
     typer.Option("--step-us", min=0.001, max=1e9, help="A step's time in us without a profiler, to compare."),
@@ -55,7 +60,10 @@ def render(console: Console, data: dict[str, Any]) -> None:
         lines(console, "Reasons", reasons)
     for device in data["devices"]:
         line(console, _about(device))
-        lines(console, "Findings", [item["text"] for item in device["findings"]])
+        if (layer := data.get("layer")) is not None:
+            render_layer(console, device, layer, judged, synthetic)
+            continue
+        lines(console, "Findings", [item["text"] for item in device["findings"]], _FINDINGS)
         if device["layers"]:
             console.print(class_table(console, device, judged, synthetic, family))
             console.print(layer_table(console, device, judged, synthetic, family))
@@ -83,6 +91,7 @@ def check(
     tp: Tp = None,
     rows: Rows = None,
     layers: Layers = None,
+    layer: Layer = None,
     plan: Plan = None,
     family: Annotated[
         str | None, typer.Option("--family", help="Hold one family of kernels, as experts, against its share.")
@@ -108,7 +117,7 @@ def check(
             family=family,
             names=names,
         )
-        emit(report.to_json(), as_json, render)
+        emit(with_layer(report, layer), as_json, render)
     if report.verdict != "pass":
         raise typer.Exit(1)
 
@@ -117,6 +126,7 @@ def check(
 def show(
     file: File,
     layers: Layers = None,
+    layer: Layer = None,
     plan: Plan = None,
     names: Names = None,
     step_us: StepUs = None,
@@ -125,7 +135,8 @@ def show(
     """Show steps, layers and their times, without a budget."""
     from ..traces import inspect_trace
 
-    emit(inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names).to_json(), as_json, render)
+    report = inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names)
+    emit(with_layer(report, layer), as_json, render)
 
 
 for _module in (trace_ranks, trace_diff, trace_budget, trace_capture, trace_figure, trace_synthesize, trace_calls,

@@ -81,11 +81,11 @@ def line(console: Console, text: str, indent: str = "", style: str | None = None
     console.print(told, soft_wrap=True)
 
 
-def lines(console: Console, title: str, texts: list[str]) -> None:
+def lines(console: Console, title: str, texts: list[str], most: int = _MAX_LINES) -> None:
     """A title and plain lines under it, the first of many; nothing where there are none."""
     if texts:
         console.print(f"[bold]{title}[/]")
-        for text in texts[:_MAX_LINES]:
+        for text in texts[:most]:
             line(console, text, "  ")
-        if len(texts) > _MAX_LINES:
-            console.print(f"  ... {len(texts) - _MAX_LINES} more (--json has all)", markup=False)
+        if len(texts) > most:
+            console.print(f"  ... {len(texts) - most} more (--json has all)", markup=False)

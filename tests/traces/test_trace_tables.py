@@ -71,6 +71,29 @@ def test_a_family_alone_has_its_time_in_each_layer(traces):
     assert {layer["family_ns"] for layer in whole} == {None}
 
 
+def test_one_layer_is_told_kernel_by_kernel_beside_its_peers(traces, capsys):
+    words = ["trace", "check", str(traces["slow"]), "--rows", "8", "--layer"]
+    assert run([*words, "2", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    kernels = data["devices"][0]["layer_kernels"]
+    assert data["layer"] == 2 and len(kernels) == 13
+    late = max(kernels, key=lambda row: row["increment_ns"] - row["peers_ns"])
+    assert (late["place"], late["family"]) == (9, "experts")
+    assert late["increment_ns"] - late["peers_ns"] == pytest.approx(20_000, abs=500)
+    told = printed(trace.render, data)
+    assert max(map(len, told)) <= 80
+    assert any(text.startswith("fail: layer 2 (class A, kda): 80.") for text in told)
+    assert any("in its peers (+" in text for text in told)
+    assert run([*words, "5"]) == 1  # the trace fails, whichever layer is looked at
+    out = capsys.readouterr().out
+    assert "pass (synthetic): layer 5 (class A, kda): 60." in out
+    assert "nothing in it stands out from the layers like it" in out
+    assert run([*words, "12"]) == 2
+    assert capsys.readouterr().err == "k3lab: slow.json: no layer 12; there are layers 0 to 11\n"
+    assert run(["trace", "show", str(traces["slow"]), "--layer", "3"]) == 0
+    assert "verdict" not in (out := capsys.readouterr().out) and "layer 3 (class B, mla): 6" in out
+
+
 def test_lines_wrap_on_a_terminal_and_stay_whole_in_a_pipe():
     text = "word " * 60
     assert len(printed(lambda console, data: line(console, data, "  "), text)) > 1
