@@ -105,7 +105,7 @@ def launch_excess_ns() -> Fraction:
 
 def derived(card: GpuCard, tp: int, rows: int) -> dict[str, Any]:
     """A budget for a GPU nobody published one for."""
-    excess = launch_excess_ns()
+    excess, there = launch_excess_ns(), gpu_card(_published()[0].gpu)
     layers, weights = {}, {}
     for kind in ("kda", "mla"):
         target = target_layer(kind, dense=False)
@@ -134,6 +134,9 @@ def derived(card: GpuCard, tp: int, rows: int) -> dict[str, Any]:
         "source": "Derived by k3lab from the published GB300 layer (gb300-tp16) and the bytes of this one; never measured.",
         "conditions": [
             f"{rows} requests of one row, MLA context 1024 tokens in BF16, uniform routing",
+            f"the published layer's bytes at the {there.read_bandwidth_source} bandwidth of {there.name}, these at the"
+            f" {card.read_bandwidth_source} one of {card.name}: should that layer have read more slowly, less of it was"
+            " latency, and this bar is too high",
             "one rank: nothing is added for slower links between ranks",
             "a layer with experts; the dense first layer has no budget of its own",
         ],

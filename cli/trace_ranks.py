@@ -53,7 +53,7 @@ def _spread(title: str, rows: list[dict[str, Any]]) -> Any:
         kind = f" ({row['kind']})" if row.get("kind") else ""
         name = f"class {row['name']}{kind}, {row['layers']} layers" if "layers" in row else row["name"]
         table.add_row(escape(name), us(row["largest_ns"]), us(row["smallest_ns"]), us(row["spread_ns"]),
-                      str(row["slowest_rank"]))  # fmt: skip
+                      "-" if row["slowest_rank"] is None else str(row["slowest_rank"]))  # fmt: skip
     return table
 
 

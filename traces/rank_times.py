@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .analysis import DeviceLayers
 from .names import base_name
@@ -15,14 +16,17 @@ _TOLD = 6
 
 @dataclass(frozen=True)
 class LayerSpread:
-    """One layer over the ranks: medians of its completion period, ns; ``spread_ns`` is the largest minus the smallest."""
+    """One layer over the ranks: medians of its completion period, ns; ``spread_ns`` is the largest minus the smallest.
+
+    ``slowest_rank`` is None where all ranks take the same.
+    """
 
     number: int
     name: str
     largest_ns: int
     smallest_ns: int
     spread_ns: int
-    slowest_rank: int
+    slowest_rank: int | None
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,16 @@ class ClassSpread:
     largest_ns: int
     smallest_ns: int
     spread_ns: int
-    slowest_rank: int
+    slowest_rank: int | None
 
 
 def _same_count(ranks: Mapping[int, DeviceLayers]) -> bool:
     return bool(ranks) and len({len(device.layers) for device in ranks.values()}) == 1
 
 
-def _extremes(periods: Mapping[int, int]) -> dict[str, int]:
+def _extremes(periods: Mapping[int, int]) -> dict[str, Any]:
     largest, smallest = max(periods.values()), min(periods.values())
-    slowest = min(rank for rank, period in periods.items() if period == largest)
+    slowest = min(rank for rank, period in periods.items() if period == largest) if largest > smallest else None
     return {"largest_ns": largest, "smallest_ns": smallest, "spread_ns": largest - smallest, "slowest_rank": slowest}
 
 

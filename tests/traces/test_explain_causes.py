@@ -199,7 +199,8 @@ def test_inside_one_graph_the_host_is_not_blamed_but_a_launch_that_goes_on_is(tm
     assert "cudaGraphLaunch, which launches it, was still at work for 40.0 us of it" in gap.text
 
 
-def test_a_second_graph_launched_in_time_is_told_as_the_start_of_a_graph(tmp_path, make):
+def two_graphs(make, late=4):
+    """Four steps of two graphs each; in the first ``late`` of them there is the gap between the two."""
     events = capture(make, graph=True)
     for step in range(4):
         first = next(
@@ -209,7 +210,18 @@ def test_a_second_graph_launched_in_time_is_told_as_the_start_of_a_graph(tmp_pat
         rows = [event for event in events if event["cat"] == "kernel" and event["args"]["correlation"] == step + 1]
         for event in rows[GAP[0] * KERNELS + GAP[1] :]:
             event["args"]["correlation"] = 500 + step
-    (device,) = inspect_trace(make.torch(tmp_path / "t.json", events)).devices
+            event["ts"] -= 0 if step < late else GAP[2] - APART
+    return events
+
+
+def test_gaps_between_graphs_in_one_step_of_four_cost_a_quarter_a_step(tmp_path, make):
+    (device,) = inspect_trace(make.torch(tmp_path / "t.json", two_graphs(make, late=1))).devices
+    (graphs,) = [item for item in device.findings if item.kind == "graphs"]
+    assert graphs.cost_ns == 10_000
+
+
+def test_a_second_graph_launched_in_time_is_told_as_the_start_of_a_graph(tmp_path, make):
+    (device,) = inspect_trace(make.torch(tmp_path / "t.json", two_graphs(make))).devices
     (gap,) = [item for item in device.findings if item.kind == "gap"]
     assert gap.cause == "graph start"
     (graphs,) = [item for item in device.findings if item.kind == "graphs"]

@@ -69,7 +69,7 @@ def explain(
             found += over_share(one, families[at], plan, budget)
     found += between_classes(classes)
     found += stock_kernels(device, plan)
-    found += several_graphs(trace, device, gaps)
+    found += several_graphs(trace, device, gaps, steps)
     found += between_steps(device, causes)
     found += shifted(device, step_ns)
     found += run_ahead(device) or no_overlap(trace, device)

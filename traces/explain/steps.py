@@ -51,8 +51,8 @@ def between_steps(device: DeviceLayers, causes: Causes) -> list[Finding]:
     return [Finding("between", None, text, usual, cause.word)]
 
 
-def several_graphs(trace: Trace, device: DeviceLayers, gaps: Sequence[Gap]) -> list[Finding]:
-    """Steps made of several graph launches (piecewise graphs), and the idle time where they meet."""
+def several_graphs(trace: Trace, device: DeviceLayers, gaps: Sequence[Gap], steps: int) -> list[Finding]:
+    """Steps made of several graph launches (piecewise graphs), and the idle time where they meet, in ``steps`` steps."""
     step = device.steps[0]
     launches = {kernel.correlation for kernel in step if _replayed(trace, kernel)}
     if len(launches) < 2:
@@ -64,9 +64,7 @@ def several_graphs(trace: Trace, device: DeviceLayers, gaps: Sequence[Gap]) -> l
         if step[index].correlation != step[index - 1].correlation
         and (_replayed(trace, step[index]) or _replayed(trace, step[index - 1]))
     }
-    at = [gap for gap in gaps if gap.at in meets]
-    steps = len({gap.step for gap in gaps}) or 1
-    cost = sum(gap.length for gap in at) // steps
+    cost = sum(gap.length for gap in gaps if gap.at in meets) // steps  # most steps may have none
     beside = f" and {eager} kernels launched one by one" if eager else ""
     text = f"a step is {len(launches)} graph launches (piecewise graphs){beside}: {microseconds(cost)} of gaps where they meet"
     return [Finding("graphs", None, text, cost, "piecewise graphs")]
