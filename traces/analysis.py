@@ -10,7 +10,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from .families import layer_kind
-from .layers import RECURRENCE, LayerClass, StepLayers, classify, split_step
+from .layers import LAUNCH_MARKS, NODE_MARKS, RECURRENCE, LayerClass, StepLayers, classify, split_step
+from .macro import broken_at
 from .marking import Marked, mark
 from .mixture import mixed
 from .model import Kernel, Trace
@@ -84,6 +85,8 @@ class DeviceLayers:
     abstained: Abstain | None
     in_turn: bool = False
     """Told apart by recurrence alone, with two forms in strict turn: layers, or halves of layers."""
+    broken_at: int | None = None
+    """Told apart by their kernels alone: the layer (a position) that falls out of the turn of the others."""
     steps: tuple[tuple[Kernel, ...], ...] = ()
     """The kernels of every step used, in launch order."""
     spans: tuple[tuple[int, int], ...] = ()
@@ -189,6 +192,9 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         )
         for position in range(len(split.spans))
     )
+    classes = tuple(classify(sequences))
+    class_of = {index: group.name for group in classes for index in group.members}
+    untold = layers is None and split.method not in (NODE_MARKS, LAUNCH_MARKS)
     return DeviceLayers(
         process=kernels[0].process,
         device=kernels[0].device,
@@ -197,13 +203,14 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         counts=counts,
         method=split.method,
         layers=found,
-        classes=tuple(classify(sequences)),
+        classes=tuple(classes),
         prefix=split.spans[0][0],
         suffix=len(names) - split.spans[-1][1],
         between=split.between,
         step_ns=median_ns(_span(step) for step in even),
         abstained=None,
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
+        broken_at=broken_at([class_of[index] for index in range(len(sequences))]) if untold else None,
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
         missing=(*missing, *mixed(even, split, layers)),

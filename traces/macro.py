@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 _COVERED = 0.6
 """Share of the layers that must lie in the recurring stretch: the first and the last ones may differ."""
+_PART = 0.3
+"""The same where the turn may be broken: of the longest whole part."""
+_FIRST = 3
+"""Layers at the beginning that may differ: dense ones."""
 
 
 @dataclass(frozen=True)
@@ -48,3 +52,21 @@ def _stretch(classes: Sequence[str], period: int) -> tuple[int, int]:
                 best = (begun, index)
             begun = index - period + 1
     return best
+
+
+def broken_at(classes: Sequence[str]) -> int | None:
+    """The layer (a position) at which layers that come in turn fall out of it; None where they keep it.
+
+    A layer that a capture lost does that. The first few layers and the last one may differ; layers all alike have no turn.
+    """
+    count = len(classes)
+    for period in range(1, count // 2 + 1):
+        first, end = _stretch(classes, period)
+        if end - first < max(_PART * count, 2 * period):
+            continue
+        if period == 1:
+            return None
+        if end < count - 1:
+            return end
+        return first if first > _FIRST else None
+    return None

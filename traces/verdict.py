@@ -98,6 +98,11 @@ def find_doubts(
         passing.append(f"{counts.strays} kernels run during the steps and belong to none (launched from elsewhere?)")
     if device.in_turn:
         passing.append("two forms of layers follow each other in turn: maybe the halves of one; --layers N tells")
+    if device.broken_at is not None:
+        passing.append(
+            f"the layers come in turn, and {device.layers[device.broken_at].name} falls out of it: is one lost? "
+            "--layers N tells"
+        )
     if trace.graph_replays:
         passing.append(f"{len(trace.graph_replays)} graph replays were traced as a whole; {RECAPTURE}")
     return Doubts(tuple(everything), tuple(time), tuple(passing))

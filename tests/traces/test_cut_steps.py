@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from k3lab.traces import check_trace, synthesize
+from k3lab.traces import check_trace, parse_budget, synthesize
+from k3lab.traces.budget import SCHEMA
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +51,17 @@ def test_a_hole_is_lost_events(events, tmp_path, step, places):
 @pytest.mark.parametrize(("step", "places"), [(0, range(-40, 0)), (-1, range(40)), (1, range(40)), (-2, range(-40, 0))])
 def test_what_is_missing_on_the_other_side_is_a_hole(events, tmp_path, step, places):
     assert without(events, tmp_path / "t.json", step, places).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("layer", [4, 6, 11, 14, 19])
+def test_a_layer_lost_from_the_only_step_breaks_the_turn(tmp_path, layer):
+    trace = json.loads(synthesize(tmp_path / "t.json", steps=1, layers=24).read_text())
+    begun = 1 + sum(15 if index % 4 == 3 else 13 for index in range(layer))
+    without(trace, tmp_path / "t.json", 0, range(begun, begun + (15 if layer % 4 == 3 else 13)))
+    counts = parse_budget({
+        "schema": SCHEMA, "name": "counts", "gpu": "GB300", "tp": 16, "layers": {"kda": {"kernels": 13}, "mla": {"kernels": 15}},
+    })  # fmt: skip
+    report = check_trace(tmp_path / "t.json", counts)
+    assert report.verdict == "inconclusive"
+    assert any("falls out of it: is one lost?" in reason for reason in report.reasons)
+    assert check_trace(tmp_path / "t.json", counts, layers=23).verdict == "pass"

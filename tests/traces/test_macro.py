@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from k3lab.traces import inspect_trace, synthesize
-from k3lab.traces.macro import Macro, macro_period
+from k3lab.traces.macro import Macro, broken_at, macro_period
 
 KERNELS = {"A": 13, "B": 15, "C": 9, "D": 20}
 
@@ -41,3 +41,18 @@ def test_the_report_tells_it(tmp_path):
         "times": 3,
         "kernels": 54,
     }
+
+
+@pytest.mark.parametrize(
+    "whole", ["AAAB" * 6, "CAAB" + "AAAB" * 22 + "D", "AB" * 10, "A" * 36, "CCC" + "A" * 30, "AABAACA", ""]
+)
+def test_layers_in_turn_keep_it(whole):
+    assert broken_at(whole) is None
+
+
+@pytest.mark.parametrize("lost", range(4, 91))
+def test_a_lost_layer_breaks_the_turn(lost):
+    whole = "CAAB" + "AAAB" * 22 + "A"
+    broken = broken_at(whole[:lost] + whole[lost + 1 :])
+    assert broken is not None
+    assert abs(broken - lost) <= 4
