@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import lines
+from .trace_words import line, lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 def render(console: Console, data: dict[str, Any]) -> None:
     """Say what was written, and how to read it."""
+    from ..traces.capture import NO_GPU_NOTE
+
     if data["trace"] is None:
-        console.print("no trace was written", markup=False)
+        line(console, "no trace was written")
     else:
-        console.print(
-            f"wrote {data['trace']} ({data['tool']}); judge it: k3lab trace check {data['trace']}", markup=False
-        )
+        line(console, f"wrote {data['trace']} ({data['tool']})")
+        if NO_GPU_NOTE not in data["notes"]:  # else there is nothing to judge
+            console.print(f"judge it: k3lab trace check {data['trace']}", markup=False, soft_wrap=True)
     lines(console, "Notes", data["notes"])
 
 

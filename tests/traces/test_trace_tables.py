@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from k3lab.cli import trace, trace_diff, trace_kernels, trace_ranks
+from k3lab.cli import trace, trace_capture, trace_diff, trace_kernels, trace_ranks
 from k3lab.cli.main import run
 from k3lab.cli.trace_words import line
 from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, load_budget, synthesize
 from k3lab.traces.budget import budget_names
+from k3lab.traces.capture import NO_GPU_NOTE
 from k3lab.traces.names_table import table_names
 from k3lab.traces.synthetic import Faults
 from rich.console import Console
@@ -189,6 +190,17 @@ def test_reports_are_a_line_in_a_notebook(traces):
     for shown in (report, report.trace, diff_traces(traces["good"], traces["slow"])):
         assert len(repr(shown)) < 300
     assert "fail" in repr(report)
+
+
+@pytest.mark.parametrize(("notes", "judged"), [(["replays are recorded"], 1), ([NO_GPU_NOTE], 0)])
+def test_a_capture_without_a_gpu_is_not_sent_to_the_judge(notes, judged):
+    data = {
+        "trace": Path("a-long-folder/of-some-run/on-some-host/steps.json.gz"),
+        "tool": "torch.profiler",
+        "notes": notes,
+    }
+    told = printed(trace_capture.render, data)
+    assert told.count("judge it: k3lab trace check a-long-folder/of-some-run/on-some-host/steps.json.gz") == judged
 
 
 def test_a_missing_file_is_a_trace_error():
