@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from ..traces import Report
     from ..traces.analysis import DeviceLayers
 
+_TOLD_NS = 1000
+
 
 def with_layer(report: Report, number: int | None) -> dict[str, Any]:
     """The report's data; of a layer that is asked for, every device also says what each of its kernels adds.
@@ -57,6 +59,22 @@ def _kernels(device: DeviceLayers, number: int, plan: Any) -> list[dict[str, Any
     ]
 
 
+def _small(kernels: list[dict[str, Any]]) -> list[str]:
+    """What is below a finding: findings name a layer's kernels only where the layer fails or is far above its class."""
+    from ..traces.names import short_name
+
+    compared = [row for row in kernels if row["peers_ns"] is not None]
+    if not compared:
+        return ["no other layer has the same kernels"]
+    top = max(compared, key=lambda row: row["increment_ns"] - row["peers_ns"])
+    more = top["increment_ns"] - top["peers_ns"]
+    if more < _TOLD_NS:
+        return ["no kernel adds a microsecond more than in the layers like it"]
+    return [
+        f"small, most by kernel {top['place']} {short_name(top['kernel'], 60)}: {us(more)} us more than in the layers like it"
+    ]
+
+
 def render_layer(console: Console, device: dict[str, Any], number: int, judged: bool, synthetic: bool) -> None:
     """Print the layer's figure, what is found in it, and its kernels."""
     from rich.markup import escape
@@ -76,7 +94,7 @@ def render_layer(console: Console, device: dict[str, Any], number: int, judged: 
                   f"{spread}; its class {us(usual)} us")  # fmt: skip
     lines(console, "Reasons", found["reasons"])
     texts = [item["text"] for item in device["findings"] if item["layer"] == number]
-    lines(console, "Findings", texts or ["nothing in it stands out from the layers like it"])
+    lines(console, "Findings", texts or _small(device["layer_kernels"]))
     wide = console.width >= NARROW
     table = Table(title="Its kernels: what each adds to the completion period, us", title_justify="left")
     for column in ("", "kernel", *(["family"] if wide else [])):

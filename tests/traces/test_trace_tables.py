@@ -88,7 +88,9 @@ def test_one_layer_is_told_kernel_by_kernel_beside_its_peers(traces, capsys):
     assert run([*words, "5"]) == 1  # the trace fails, whichever layer is looked at
     out = capsys.readouterr().out
     assert "pass (synthetic): layer 5 (class A, kda): 60." in out
-    assert "nothing in it stands out from the layers like it" in out
+    assert "no kernel adds a microsecond more than in the layers like it" in out
+    assert run(["trace", "show", str(traces["many"]), "--layer", "31"]) == 0  # three of 24 us: no finding
+    assert "small, most by kernel 11 k3_experts_synthetic_routed: 3.0 us more than" in capsys.readouterr().out
     assert run([*words, "12"]) == 2
     assert capsys.readouterr().err == "k3lab: slow.json: no layer 12; there are layers 0 to 11\n"
     assert run(["trace", "show", str(traces["slow"]), "--layer", "3"]) == 0
