@@ -1,6 +1,7 @@
 """Families within layers: how many kernels each has, what they add to the completion period, and its share of it.
 
-The time of a family is the sum over its kernels of the median exclusive increment and of the median bubble before it.
+The time of a family is the median over the steps of what its kernels add to the completion period together, by exclusive
+increments and the bubbles before them: of kernels slow in turn no median of one tells.
 Kernels of unknown family are told apart, never dropped, and keep a family from passing where they may be of it.
 """
 
@@ -83,16 +84,14 @@ def view_families(device: DeviceLayers, names: Names) -> FamilyView:
 
 
 def _parts(layer: Layer, families: Sequence[str | None]) -> dict[str | None, Part]:
-    increments = map(median_ns, zip(*(times.increments for times in layer.times), strict=True))
-    bubbles = map(median_ns, zip(*(times.bubbles for times in layer.times), strict=True))
     places: dict[str | None, list[int]] = {}
     for index, family in enumerate(families):
         places.setdefault(family, []).append(index)
-    adds = [increment + bubble for increment, bubble in zip(increments, bubbles, strict=True)]
-    return {
-        family: Part(len(where), sum(adds[index] for index in where), tuple(layer.kernels[index] for index in where))
-        for family, where in places.items()
-    }
+    found = {}
+    for family, where in places.items():
+        time = median_ns(sum([item.increments[at] + item.bubbles[at] for at in where]) for item in layer.times)
+        found[family] = Part(len(where), time, tuple([layer.kernels[at] for at in where]))
+    return found
 
 
 NOTHING = Part(0, 0, ())

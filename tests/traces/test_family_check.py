@@ -71,6 +71,26 @@ def test_the_time_of_a_family_is_increments_and_bubbles(tmp_path, good):
     assert [reason.split(":")[0] for reason in report.reasons if "share 14.4 us" in reason] == ["layer 2"]
 
 
+def test_kernels_of_a_family_that_are_slow_in_turn_do_not_hide_behind_their_medians(tmp_path, make):
+    events, clock = [], 1_000.0
+    for step in range(9):
+        events.append(make.host("cuda_runtime", "cudaGraphLaunch", clock - 20, 8, 10 + step))
+        for layer in range(4):
+            names = ["k3_attention_projection_a", "k3_kda_b", *(f"k3_experts_{part}" for part in "xyz")]
+            for place, name in enumerate(names):
+                length = 50.003 if place == 2 + step % 3 else 2.001
+                node = 100 + layer * len(names) + place
+                events.append(make.kernel(name, clock, length, correlation=10 + step, node=node))
+                clock += length
+        clock += 60
+    path = make.torch(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA GB300"}])
+    report = check_trace(path, "gb300-tp16", family="experts")
+    assert report.verdict == "fail"
+    assert "experts: adds 54.0 us" in report.reasons[0]
+    data = report.to_json()["devices"][0]["classes"][0]
+    assert sum(row["time_ns"] for row in data["families"]) == data["completion_period_ns"] == 58_007
+
+
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", None])
 def test_on_another_gpu_a_family_is_judged_by_its_count_alone(tmp_path, gpu):
     path = synthesize(tmp_path / "t.json", layers=8, steps=6, gpu=gpu)
