@@ -45,6 +45,13 @@ def write(out: Path, data: bytes) -> None:
         raise InputError(f"cannot write {out}: {error.strerror or error}") from None
 
 
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
 def register(app: typer.Typer) -> None:
     """Add ``figure`` to the group of ``k3lab trace``."""
 
@@ -72,6 +79,8 @@ def register(app: typer.Typer) -> None:
 
         if out.suffix not in _KINDS:
             raise InputError(f"cannot draw {out}: the name must end in {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
+        if any(_same(given, out) for given in (file, plan) if given is not None):
+            raise InputError(f"{out} is what the figure is made from; name another file")
         found = layer_figure(
             file,
             budget=budget,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 from .errors import TraceError
 from .families import FAMILIES
+from .side_files import is_there, read_json, why
 
 SCHEMA = "k3lab.budget/1"
 ANY = "any"
+_KINDS = ("kda", "mla", ANY)  # what kernel names tell; others are never met
 _FOLDER = Path(__file__).parent / "budgets"
 
 
@@ -133,14 +134,14 @@ def load_budget(name: str | Path) -> Budget:
         TraceError: no such budget, or a file of another form.
     """
     path = _FOLDER / f"{str(name).replace('-', '_')}.json"
-    if not path.is_file():
+    if not is_there(path):
         path = Path(name)
-        if path.suffix != ".json" or not path.is_file():
+        if path.suffix != ".json" or not is_there(path):
             raise TraceError(f"no budget {str(name)!r}; known: {', '.join(budget_names())}, or give a .json file")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise TraceError(f"{path.name}: not a readable JSON file; a budget looks like {_FOLDER.name}/gb300_tp16.json"
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path.name}: not a readable JSON file ({why(error)}); a budget looks like {_FOLDER.name}/gb300_tp16.json"
                          ) from None  # fmt: skip
     return parse_budget(data, path.name)
 
@@ -161,6 +162,8 @@ def parse_budget(data: Any, where: str = "budget") -> Budget:
         raise TraceError(f"{where}: 'layers' must map a layer kind (kda, mla, any) to kernels and period_ns")
     layers = {}
     for kind, limit in limits.items():
+        if not kind.strip() or (kind not in _KINDS and kind.strip().lower() in _KINDS):
+            raise TraceError(f"{where}: the layer kind {kind!r} is none; kinds are {', '.join(_KINDS)}")
         layers[kind] = _limit(limit, f"layer kind {kind!r}", where)
     tp = _positive(data, "tp", where)
     if tp is None:
@@ -182,6 +185,8 @@ def parse_budget(data: Any, where: str = "budget") -> Budget:
 def _limit(data: Any, what: str, where: str) -> Limit:
     if not isinstance(data, dict):
         raise TraceError(f"{where}: {what} must hold kernels and period_ns")
+    if unknown := sorted(set(data) - {"kernels", "period_ns", "families"}):
+        raise TraceError(f"{where}: {what} has {unknown[0]!r}, which is no limit; limits are kernels and period_ns")
     kernels = _positive(data, "kernels", where)
     period = _positive(data, "period_ns", where)
     if kernels is None and period is None:

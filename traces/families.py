@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from .errors import TraceError
 from .names_table import NamesTable, load_table, own_tables
+from .side_files import read_json, why
 
 FAMILIES = (
     "attention_projection", "output_projection", "router", "experts", "kda", "mla", "moe_tail", "attn_res", "lm_head",
@@ -167,11 +167,11 @@ def _read_json(plan: PlanLike) -> Any:
     if not isinstance(plan, (str, Path)):
         return plan
     try:
-        return json.loads(Path(plan).read_text(encoding="utf-8"))
+        return read_json(Path(plan))
     except OSError as error:
         raise TraceError(f"{plan}: cannot be read ({error.strerror or error}); {_WRONG_PLAN}") from None
-    except (ValueError, RecursionError):
-        raise TraceError(f"{plan}: not JSON; {_WRONG_PLAN}") from None
+    except ValueError as error:
+        raise TraceError(f"{plan}: {why(error)}; {_WRONG_PLAN}") from None
 
 
 def _objects(data: Any) -> Iterable[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from .errors import TraceError
 from .names import base_name
+from .side_files import is_there, read_json, why
 
 SCHEMA = "k3lab.names_table/1"
 _FOLDER = Path(__file__).parent / "names_tables"
@@ -153,14 +154,14 @@ def load_table(name: str | Path) -> NamesTable:
         TraceError: no such table, or a file of another form.
     """
     path = _FOLDER / f"{str(name).replace('-', '_')}.json"
-    if not path.is_file():
+    if not is_there(path):
         path = Path(name)
-        if path.suffix != ".json" or not path.is_file():
+        if path.suffix != ".json" or not is_there(path):
             raise TraceError(f"no names table {str(name)!r}; known: {', '.join(table_names())}, or give a .json file")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise TraceError(f"{path.name}: not a readable JSON file; a names table looks like names_tables/vllm_stock.json"
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path.name}: not a readable JSON file ({why(error)}); a names table looks like names_tables/vllm_stock.json"
                          ) from None  # fmt: skip
     return parse_table(data, path.name)
 
