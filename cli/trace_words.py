@@ -35,7 +35,7 @@ Plan = Annotated[
     typer.Option("--plan", help="JSON {kernel name: family}, or what k3lab decode plan --json prints."),
 ]
 
-NARROW = 120
+NARROW = 140
 """Columns below which a table keeps only what the question needs."""
 COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "not judged": "dim"}
 _MAX_LINES = 16

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from k3lab.cli import trace, trace_capture, trace_diff, trace_kernels, trace_ranks
 from k3lab.cli.main import run
-from k3lab.cli.trace_words import line
+from k3lab.cli.trace_words import NARROW, line
 from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, load_budget, synthesize
 from k3lab.traces.budget import budget_names
 from k3lab.traces.capture import NO_GPU_NOTE
@@ -34,10 +34,11 @@ def traces(tmp_path_factory):
     }
 
 
+@pytest.mark.parametrize("width", [80, 120, NARROW])
 @pytest.mark.parametrize("family", [None, "experts", "attention_projection"])
-def test_tables_fit_80_columns_and_cut_no_figure(traces, family):
-    told = printed(trace.render, check_trace(traces["slow"], "gb300-tp16", rows=8, family=family).to_json())
-    assert max(map(len, told)) <= 80
+def test_tables_fit_the_terminal_and_cut_no_figure(traces, family, width):
+    told = printed(trace.render, check_trace(traces["slow"], "gb300-tp16", rows=8, family=family).to_json(), width)
+    assert max(map(len, told)) <= width
     assert not [text for text in told if "…" in text]
     rows = [text for text in told if text.startswith("│ layer ")]
     assert len(rows) == 12  # a row is a line: nothing was folded
