@@ -36,6 +36,10 @@ Layer = Annotated[
     int | None, typer.Option("--layer", help="Show this layer, from 0, kernel by kernel beside the layers like it.")
 ]
 _FINDINGS = 10
+_NO_LAYERS = (
+    "to have layers: say their number with --layers N, or name NVTX ranges layer_0, layer_1, ... around each (around its "
+    "capture, where a graph is replayed)"
+)
 StepUs = Annotated[
     float | None,
     typer.Option("--step-us", min=0.001, max=1e9, help="A step's time in us without a profiler, to compare."),
@@ -64,6 +68,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
             render_layer(console, device, layer, judged, synthetic)
             continue
         lines(console, "Findings", [item["text"] for item in device["findings"]], _FINDINGS)
+        if device["split"]["abstained"]:
+            line(console, _NO_LAYERS)
         if device["layers"]:
             console.print(class_table(console, device, judged, synthetic, family))
             console.print(layer_table(console, device, judged, synthetic, family))

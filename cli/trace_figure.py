@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Layers, MaybeBudget, Names, Plan
+from .trace_words import Gpu, Layers, MaybeBudget, Names, Plan, Rows, Tp
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +65,9 @@ def register(app: typer.Typer) -> None:
         ] = None,
         budget: MaybeBudget = None,
         device: Annotated[int | None, typer.Option("--device", help="Device, where the trace has several.")] = None,
+        gpu: Gpu = None,
+        tp: Tp = None,
+        rows: Rows = None,
         layers: Layers = None,
         plan: Plan = None,
         names: Names = None,
@@ -81,6 +84,9 @@ def register(app: typer.Typer) -> None:
             raise InputError(f"cannot draw {out}: the name must end in {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")
         if any(_same(given, out) for given in (file, plan) if given is not None):
             raise InputError(f"{out} is what the figure is made from; name another file")
+        said = {"gpu": gpu, "tp": tp, "rows": rows}  # what a budget is held by; without one there is nothing to hold
+        if budget is None and any(value is not None for value in said.values()):
+            raise InputError("--gpu, --tp and --rows say whether a budget fits; give --budget too")
         found = layer_figure(
             file,
             budget=budget,
@@ -90,6 +96,7 @@ def register(app: typer.Typer) -> None:
             layers=layers,
             plan=plan,
             names=names,
+            **(said if budget is not None else {}),
         )
         layout = lay_out(found)
         made = png(layout) if out.suffix == ".png" else (page if out.suffix == ".html" else svg)(layout).encode()

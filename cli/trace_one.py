@@ -93,8 +93,9 @@ def render_layer(console: Console, device: dict[str, Any], number: int, judged: 
     line(console, f"{verdict}{found['name']} (class {found['class']}{kind}): {us(found['completion_period_ns'])} us, "
                   f"{spread}; its class {us(usual)} us")  # fmt: skip
     lines(console, "Reasons", found["reasons"])
-    texts = [item["text"] for item in device["findings"] if item["layer"] == number]
-    lines(console, "Findings", texts or _small(device["layer_kernels"]))
+    own = [item["text"] for item in device["findings"] if item["layer"] == number]
+    shared = [item["text"] for item in device["findings"] if item["text"].startswith(f"class {found['class']}:")]
+    lines(console, "Findings", [*(own or _small(device["layer_kernels"])), *shared])
     wide = console.width >= NARROW
     table = Table(title="Its kernels: what each adds to the completion period, us", title_justify="left")
     for column in ("", "kernel", *(["family"] if wide else [])):

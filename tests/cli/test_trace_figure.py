@@ -278,6 +278,18 @@ def test_the_command(slow, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["layer.html"]
 
 
+def test_what_the_file_does_not_say_can_be_said(tmp_path, capsys):
+    trace = synthesize(tmp_path / "t.json", steps=6, layers=8, gpu=None)
+    words = ["trace", "figure", str(trace), "--out", str(tmp_path / "x.svg"), "--layer", "1", "--json"]
+    seen = {}
+    for said in ((), ("--gpu", "GB300", "--rows", "8"), ("--gpu", "GB300", "--rows", "4")):
+        assert run([*words, "--budget", "gb300-tp16", *said]) == 0
+        seen[said[1:]] = json.loads(capsys.readouterr().out)["verdict"]
+    assert list(seen.values()) == ["inconclusive", "pass", "inconclusive"]
+    assert run([*words, "--gpu", "GB300"]) == 2
+    assert "give --budget too" in capsys.readouterr().err
+
+
 def test_the_figure_of_the_docs_is_what_its_commands_draw(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(["trace", "synthesize", "out/slow.json.gz", "--slow-layer", "2"]) == 0

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from k3lab.cli import trace, trace_capture, trace_diff, trace_kernels, trace_ranks
 from k3lab.cli.main import run
+from k3lab.cli.trace_one import with_layer
 from k3lab.cli.trace_words import NARROW, line
-from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, load_budget, synthesize
+from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, inspect_trace, load_budget, synthesize
 from k3lab.traces.budget import budget_names
 from k3lab.traces.capture import NO_GPU_NOTE
 from k3lab.traces.names_table import table_names
@@ -96,6 +97,20 @@ def test_one_layer_is_told_kernel_by_kernel_beside_its_peers(traces, capsys):
     assert capsys.readouterr().err == "k3lab: slow.json: no layer 12; there are layers 0 to 11\n"
     assert run(["trace", "show", str(traces["slow"]), "--layer", "3"]) == 0
     assert "verdict" not in (out := capsys.readouterr().out) and "layer 3 (class B, mla): 6" in out
+
+
+def test_a_layer_has_what_is_found_of_its_class_and_none_has_a_way_out(traces, make, tmp_path):
+    data = with_layer(inspect_trace(traces["good"]), 3)
+    data["devices"][0]["findings"] = [
+        {"layer": None, "text": f"class {name}: 9.0 us of idle time"} for name in ("A", "B")
+    ]
+    told = printed(trace.render, data)
+    assert "  class B: 9.0 us of idle time" in told
+    assert "  class A: 9.0 us of idle time" not in told
+    rows = [("a", 0), ("b", 10)]
+    path = make.torch(tmp_path / "t.json", [make.kernel(name, 1_000 + at, 5, 7, 1) for name, at in rows])
+    assert any(text.startswith("to have layers: ") for text in printed(trace.render, inspect_trace(path).to_json()))
+    assert not any(text.startswith("to have layers: ") for text in told)
 
 
 def test_lines_wrap_on_a_terminal_and_stay_whole_in_a_pipe():
