@@ -16,6 +16,7 @@ NODE_MARKS = "NVTX ranges at graph capture"
 LAUNCH_MARKS = "NVTX or user ranges around the launches"
 ANCHORS = "our attention projections"
 RECURRENCE = "recurring kernel sequence"
+WHOLE = "your word that a step is one layer"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,10 @@ class StepLayers:
 
 
 def split_step(step: Step, layers: int | None = None) -> StepLayers | Abstain:
-    """Layers of one step by marks if there are any that hold together, else by our projections, else by recurrence."""
+    """Layers of one step by marks if there are any that hold together, else by our projections, else by recurrence.
+
+    Where nothing recurs, a step is one layer if ``layers`` says so.
+    """
     marked = _by_marks(step)
     if marked is not None and (layers is None or len(marked.spans) == layers):
         return marked
@@ -43,6 +47,8 @@ def split_step(step: Step, layers: int | None = None) -> StepLayers | Abstain:
     if (cut := cut_at_anchors(tokens, anchors, layers)) is not None:
         return _numbered(cut, ANCHORS)
     found = find_layers(tokens, layers)
+    if layers == 1 and marked is None and len(anchors) < 2 and isinstance(find_layers(tokens), Abstain):
+        return _numbered(((0, len(tokens)),), WHOLE)  # a capture of one layer has nothing that recurs
     if isinstance(found, Abstain):
         if marked is not None:
             return Abstain(f"the marks name {len(marked.spans)} layers and {found.reason}", found.candidates)

@@ -15,6 +15,7 @@ from .family_check import ClassFamilies
 from .layers import RECURRENCE, LayerClass
 from .macro import macro_period
 from .model import Trace
+from .steps import TOGETHER
 from .timing import quantile_ns
 from .verdict import COARSE_NS, NOT_JUDGED, Judgement, class_period
 
@@ -236,6 +237,10 @@ def capture_notes(trace: Trace, devices: tuple[DeviceReport, ...], told_layers: 
         if device.method == RECURRENCE and not told_layers:
             alone = "; in a step alone a lost layer would not show" if counts.used == 1 else ""
             notes.append(f"{where}layers were told apart by what recurs; --layers N makes sure of their number{alone}")
+        if counts.source == TOGETHER and device.layers:
+            notes.append(
+                f"{where}all graph launches were taken for one step; where each is a layer alone, --layers 1 says so"
+            )
         if counts.cut:
             notes.append(f"{where}{counts.cut} steps cut off by the capture were dropped")
         notes.extend(f"{where}{line}" for line in device.missing)

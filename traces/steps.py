@@ -68,6 +68,9 @@ GRAPHS, MARKED_GRAPHS, MARKS, LAYERS, NONE = (
 )  # fmt: skip
 
 
+TOGETHER = f"all {GRAPHS} together"
+
+
 def _by_node(groups: Sequence[list[Marked]]) -> list[list[Marked]] | None:
     """The kernels of each graph launch in node order if that is a launch order, else None.
 
@@ -259,7 +262,7 @@ def merged(steps: Steps, items: Sequence[Marked]) -> Steps:
     What was launched between them belongs to it: eager attention between piecewise graphs.
     """
     step = _together(items, steps.steps)
-    return replace(steps, steps=(step,), source=f"all {steps.source} together", outside=len(items) - len(step.kernels))
+    return replace(steps, steps=(step,), source=TOGETHER, outside=len(items) - len(step.kernels))
 
 
 def strays(steps: Sequence[Step], items: Sequence[Marked], every: Steps) -> int:
