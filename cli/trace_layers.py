@@ -79,7 +79,13 @@ def layer_table(console: Console, data: dict[str, Any], judged: bool, synthetic:
         "" if len(rows) == len(data["layers"]) else f"; the worst {len(rows)} of {len(data['layers'])}, --json has all"
     )
     middle = ("kernels", "period", "p10-p90") if family is None else (family, "whole layer")
-    rest = ("wall", "busy", "sum", "overlap", "gap", "start period") if wide else ("gap",) if family is None else ()
+    rest = (
+        ("wall", "busy", "sum", "overlap", "gap", "idle", "start period")
+        if wide
+        else ("idle",)
+        if family is None
+        else ()
+    )
     table = _table(title, ("layer", "class"), (*middle, *rest))
     if judged:
         table.add_column("verdict")

@@ -208,6 +208,7 @@ def _layer_json(layer: Layer, group: LayerClass) -> dict[str, Any]:
             "wall_ns": typical.wall, "busy_ns": typical.busy, "sum_ns": typical.total,
             "overlap_same_stream_ns": typical.overlap_same_stream,
             "overlap_cross_stream_ns": typical.overlap_cross_stream, "gap_ns": typical.gap,
+            "idle_ns": sum(typical.bubbles),
         },
     }  # fmt: skip
 

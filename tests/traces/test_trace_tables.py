@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from k3lab.cli import trace, trace_capture, trace_diff, trace_kernels, trace_ranks
 from k3lab.cli.main import run
+from k3lab.cli.trace import render
 from k3lab.cli.trace_one import with_layer
 from k3lab.cli.trace_words import NARROW, line
 from k3lab.traces import TraceError, check_ranks, check_trace, diff_traces, inspect_trace, load_budget, synthesize
@@ -97,6 +98,22 @@ def test_one_layer_is_told_kernel_by_kernel_beside_its_peers(traces, capsys):
     assert capsys.readouterr().err == "k3lab: slow.json: no layer 12; there are layers 0 to 11\n"
     assert run(["trace", "show", str(traces["slow"]), "--layer", "3"]) == 0
     assert "verdict" not in (out := capsys.readouterr().out) and "layer 3 (class B, mla): 6" in out
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_pause_before_a_layer_stands_in_its_row(tmp_path, width):
+    trace = synthesize(tmp_path / "t.json", layers=8, steps=6, faults=Faults(copy=((3, 20_000),)))
+    data = check_trace(trace, "gb300-tp16", rows=8).to_json()
+    for layer in data["devices"][0]["layers"]:
+        step = layer["typical_step"]
+        assert 0 <= step["idle_ns"] <= step["completion_period_ns"]
+    idle = data["devices"][0]["layers"][3]["typical_step"]["idle_ns"]
+    assert idle == pytest.approx(20_000, abs=2_000)
+    told = printed(render, data, width)
+    head = next(text for text in told if "p10-p90" in text)
+    cells = next(text for text in told if text.startswith("│ layer 3 ")).split("│")
+    column = next(at for at, title in enumerate(head.split("┃")) if title.strip() == "idle")
+    assert cells[column].strip() == f"{idle / 1000:.1f}"
 
 
 def test_a_layer_has_what_is_found_of_its_class_and_none_has_a_way_out(traces, make, tmp_path):
