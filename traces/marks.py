@@ -27,7 +27,7 @@ _PLAIN = re.compile(r"^(?:k3lab[ ./:_-]?)?(?:(decode|verify)[ ._-]?)?step(?:[ ._
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _DECODE_MODES = frozenset({"DECODE", "VERIFY", "TARGET_VERIFY", "DRAFT_EXTEND", "IDLE"})
 _LAYER = re.compile(
-    r"(?<![a-z])(?:layers?(?:_?idx)?|blocks?|transformer_?block|decoder_?layer)\s*[._\[\(:=# -]\s*(\d+)",
+    r"(?<![a-z])(?:layers?(?:_?idx)?|blocks?|transformer_?block|decoder_?layer)\s{0,4}[._\[\(:=# -]\s{0,4}(\d+)",
     re.IGNORECASE,
 )
 _MAX_OPEN = 200  # marks open at once on a thread; more are left-overs, and every launch would be held against each

@@ -133,7 +133,7 @@ def check_ranks(
         notes.extend(f"{label}: {note}" for note in report.notes)
     lanes, told = numbered(lanes)
     known, world_doubts, world_notes = find_world(lanes, told, world, tp, chosen)
-    doubts = [*world_doubts, *unlike(_layers_by_rank(lanes)), *one_gpu(lanes)]
+    doubts = [*world_doubts, *unlike(_layers_by_rank(lanes)), *one_gpu(lanes), *_unequal_steps(lanes)]
     judged = worst(lane.verdict for lane in lanes) if chosen else NOT_JUDGED
     verdict = INCONCLUSIVE if judged == PASS and doubts else judged
     by_rank = _layers_by_rank(lanes)
@@ -181,6 +181,19 @@ def _lanes(report: Report, label: str, name: str) -> list[RankLane]:
 
 def _layers_by_rank(lanes: Sequence[RankLane]) -> dict[int, Any]:
     return {lane.number: lane.device.layers for lane in lanes if lane.device is not None and lane.device.layers.layers}
+
+
+def _unequal_steps(lanes: Sequence[RankLane]) -> list[str]:
+    """A rank that has other steps than the rest lost some, or ran apart: what the capture's edge cut off is no step."""
+    whole = {lane.number: lane.device.layers.counts for lane in lanes if lane.device}
+    steps = {number: counts.found - counts.cut for number, counts in whole.items()}
+    often = Counter(steps.values())
+    if len(often) < 2:
+        return []
+    usual = max(often, key=lambda count: (often[count], count))
+    odd = {number: count for number, count in steps.items() if count != usual}
+    listed = ", ".join(map(str, sorted(set(odd.values()))))
+    return [f"the ranks have different numbers of steps: {usual}, and {listed} on {ranks_text(list(odd))}"]
 
 
 def _apart(lanes: Sequence[RankLane]) -> str | None:

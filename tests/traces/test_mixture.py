@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from k3lab.traces import check_trace, inspect_trace
+from k3lab.traces.marks import layer_number, step_mark
 
 HEAD = {"deviceProperties": [{"id": 0, "name": "NVIDIA GB300"}], "distributedInfo": {"rank": 0, "world_size": 16}}
 LAYERS, STEPS = 6, 9
@@ -76,6 +77,24 @@ def test_a_damaged_place_in_the_world_is_no_pass(make, tmp_path, key, value):
     report = run(make, tmp_path, head=head, tp=16)
     assert report.verdict == "inconclusive"
     assert any(f"its {key} is {value}" in reason for reason in report.reasons)
+
+
+def test_kernels_of_a_category_that_is_not_known_are_no_pass(make, tmp_path):
+    events = make.pdl_events(slow=None, bubble=None)
+    assert check_trace(make.torch(tmp_path / "t.json", events, **HEAD), "gb300-tp16").verdict == "pass"
+    odd = [event | {"cat": "gpu_op"} if event["name"] == "k05" else event for event in events]
+    report = check_trace(make.torch(tmp_path / "t.json", odd, **HEAD), "gb300-tp16")
+    assert report.verdict == "inconclusive"
+    assert any("12 rows of the unknown category 'gpu_op'" in reason for reason in report.reasons)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "name", ["layer" + " " * 60_000, "layer =" + " " * 60_000 + "x", "layers" * 20_000, "step[" + " " * 60_000]
+)
+def test_long_names_of_marks_do_not_hang(name):
+    assert layer_number(name) is None
+    assert step_mark(name) is None or name.startswith("step[")
 
 
 def test_brackets_in_brackets_without_end_do_not_hang(make, tmp_path):

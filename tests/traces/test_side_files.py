@@ -22,6 +22,7 @@ def written(path, **changes):
 
 
 @LOADERS
+@pytest.mark.timeout(20)
 def test_a_pipe_is_not_waited_for(tmp_path, load):
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(TraceError):

@@ -148,6 +148,7 @@ def read_torch(path: Path) -> Trace:
     copy_times: list[CopyTime] = []
     copied: set[int | None] = set()  # launches of copies: a graph may hold nothing else
     overheads: list[tuple[int, int]] = []
+    unknown: Counter[str] = Counter()
     malformed = 0
     for event in events:
         if not isinstance(event, dict):
@@ -191,6 +192,8 @@ def read_torch(path: Path) -> Trace:
             call = ApiCall(name, start, end, thread)
             if correlation is not None and _better(call, apis.get((0, correlation))):
                 apis[0, correlation] = call
+        elif "grid" in args and "dur" in event:
+            unknown[category] += 1  # nothing but a kernel has a grid
     if not events.found:
         raise TraceError(f"{path.name}: JSON, but not a profiler trace (no list 'traceEvents')")
     head, notes = events.head, events.notes
@@ -202,6 +205,8 @@ def read_torch(path: Path) -> Trace:
     notes.extend(_versions(head, kernels, apis.values()))
     incomplete, cut = _incomplete(kernels, copied, apis)
     notes.extend(cut)
+    for category, count in sorted(unknown.items()):
+        incomplete.append(f"{count} rows of the unknown category {category!r:.60} look like kernels and were not read")
     for key, least in (("world_size", 1), ("rank", 0)):
         if (said := _distributed(head, key)) is not None and _usable(said, least) is None:
             incomplete.append(f"distributedInfo is damaged: its {key} is {said}")
