@@ -13,7 +13,7 @@ from ..analysis import DeviceLayers
 from ..families import Plan
 from ..model import Kernel, Trace
 from ..names import base_name
-from ..timing import median_ns
+from ..timing import median_ns, union_length
 from ..verdict import microseconds
 from .alignment import Aligned, columns_of, examined
 from .finding import Finding, kernel_label
@@ -27,21 +27,36 @@ _LISTED = 4
 
 def run_ahead(device: DeviceLayers) -> list[Finding]:
     """Whether kernels overlap on their stream, and whether their starts run ahead of the work."""
-    times = [layer.times[step] for layer in device.layers for step in examined(device)]
-    overlap = sum(item.overlap_same_stream for item in times)
-    pairs = [(item.start_period, item.completion_period) for item in times if item.start_period is not None]
-    off = [abs(start - period) / period for start, period in pairs if period > 0]
-    apart = sum(value > _AHEAD for value in off)
-    if not overlap or not off:
+    steps = [device.steps[step] for step in examined(device)]
+    first, last = device.spans[0][0], device.spans[-1][1]
+    if not any((value or 0) > 0 for step in steps for value in overlaps(step)[first:last]):
         return []
-    busy, total = sum(item.busy for item in times), sum(item.total for item in times)
-    text = f"kernels overlap on their stream (PDL seen): durations add up to {total / busy:.2f} times the busy time"
-    if apart > 0.1 * len(off):
-        text = (
-            f"launches run ahead: PDL seen (start periods differ from completion periods by up to {max(off):.0%}; "
-            f"durations add up to {total / busy:.2f} times the busy time)"
-        )
+    times = [layer.times[step] for layer in device.layers for step in examined(device)]
+    pairs = [
+        (item, item.start_period) for item in times if item.start_period is not None and item.completion_period > 0
+    ]
+    off = [abs(start - item.completion_period) / item.completion_period for item, start in pairs]
+    apart = sum(value > _AHEAD for value in off) > 0.1 * len(off)
+    # a layer that starts before the end of the one before is longer by its wall; behind a pause it is not
+    early = sum(item.wall - item.completion_period > _AHEAD * item.completion_period for item, _ in pairs)
+    text = "kernels overlap on their stream: PDL seen"
+    if apart and early > 0.1 * len(pairs):
+        text = "launches run ahead: PDL seen"
+    differ = f"start periods differ from completion periods by up to {max(off):.0%}; " if apart else ""
+    text += f" ({differ}durations on a stream add up to {_stacked([step[first:last] for step in steps]):.2f} times the time it is busy)"
     return [Finding("ahead", None, text)]
+
+
+def _stacked(steps: Sequence[Sequence[Kernel]]) -> float:
+    """How many kernels run at once on a stream, on average of the time in which one does."""
+    total = busy = 0
+    for step in steps:
+        streams: dict[int, list[tuple[int, int]]] = {}
+        for kernel in step:
+            streams.setdefault(kernel.stream, []).append((kernel.start, kernel.end))
+            total += kernel.duration
+        busy += sum(map(union_length, streams.values()))
+    return total / busy
 
 
 def no_overlap(trace: Trace, device: DeviceLayers) -> list[Finding]:
@@ -49,7 +64,9 @@ def no_overlap(trace: Trace, device: DeviceLayers) -> list[Finding]:
     if any(item.overlap_same_stream for layer in device.layers for item in layer.times):
         return []
     said = _attribute([kernel for step in device.steps[:1] for kernel in step], trace)
-    return [Finding("pdl", None, f"no kernel starts before the one before it on its stream has ended: {said}")]
+    return [
+        Finding("pdl", None, f"no kernel of the layers starts before the one before it on its stream has ended: {said}")
+    ]
 
 
 def _attribute(kernels: Sequence[Kernel], trace: Trace) -> str:
