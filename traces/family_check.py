@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 from .analysis import DeviceLayers, Layer
 from .budget import Budget, Limit
@@ -87,9 +88,10 @@ def _parts(layer: Layer, families: Sequence[str | None]) -> dict[str | None, Par
     places: dict[str | None, list[int]] = {}
     for index, family in enumerate(families):
         places.setdefault(family, []).append(index)
+    columns = list(zip(*(map(add, item.increments, item.bubbles) for item in layer.times), strict=True))
     found = {}
     for family, where in places.items():
-        time = median_ns(sum([item.increments[at] + item.bubbles[at] for at in where]) for item in layer.times)
+        time = median_ns(map(sum, zip(*(columns[at] for at in where), strict=True)))
         found[family] = Part(len(where), time, tuple([layer.kernels[at] for at in where]))
     return found
 
