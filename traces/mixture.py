@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from statistics import median
 
 from .layers import ANCHORS, RECURRENCE, StepLayers
+from .recurrence import likeness
 from .steps import Step
 
 _AT_ONCE = 0.1
 """Share of a step's kernels that may end before the step before: work on a side stream, not another run."""
+
+_LIKE_A_LAYER = 0.6
+"""A layer whose mark is lost has the kernels of its neighbour, but for some."""
 
 
 def mixed(steps: Sequence[Step], split: StepLayers, layers: int | None) -> tuple[str, ...]:
@@ -29,13 +33,31 @@ def mixed(steps: Sequence[Step], split: StepLayers, layers: int | None) -> tuple
             break
     if count := _at_once(steps):
         found.append(f"{count} steps run while another does: two runs at once, or a clock that jumped")
-    if layers is None and split.method in (RECURRENCE, ANCHORS):
-        kernels = round(median(end - start for start, end in split.spans))
-        before, after = split.spans[0][0], len(steps[0].kernels) - split.spans[-1][1]
-        for count, where in ((before, "before the first layer"), (after, "after the last layer")):
-            if count >= kernels:
-                found.append(f"{count} kernels {where} are enough for a layer; --layers N tells whether they are one")
+    if layers is None:
+        found.extend(_beside(steps[0].names, split))
     return tuple(found)
+
+
+def _beside(names: Sequence[str], split: StepLayers) -> list[str]:
+    """Kernels before the first layer or after the last that may be a layer.
+
+    What recurs is found wherever it is like a layer; so what is left is told by its size. Marks leave out what they do
+    not cover (sampling may be many kernels): that is told where it is like the layer it adjoins.
+    """
+    (start, end), (begin, stop) = split.spans[0], split.spans[-1]
+    before, after = names[max(0, start - (end - start)) : start], names[stop : stop + stop - begin]
+    told = []
+    for count, piece, layer, where in (
+        (start, before, names[start:end], "before the first layer"),
+        (len(names) - stop, after, names[begin:stop], "after the last layer"),
+    ):
+        if split.method in (RECURRENCE, ANCHORS):
+            doubtful = count >= median(last - first for first, last in split.spans)
+        else:
+            doubtful = likeness(piece, layer) >= _LIKE_A_LAYER
+        if doubtful:
+            told.append(f"{count} kernels {where} may be another; --layers N tells how many there are")
+    return told
 
 
 def _at_once(steps: Sequence[Step]) -> int:

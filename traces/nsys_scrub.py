@@ -13,6 +13,7 @@ _KEEP = frozenset({
     "DIAGNOSTIC_EVENT", "PROCESSES", "META_DATA_EXPORT", "META_DATA_CAPTURE",
 })  # fmt: skip
 _KEEP_CAPTURE = "CUDA_GRAPH_TRACE_OPTIONS:"
+_QUOTES = ("/", "\\", "=", "--")  # a path, a variable or an argument of the process is quoted in the text
 _KEEP_EXPORT = ("EXPORT_PRODUCT_VERSION", "EXPORT_SCHEMA_VERSION", "EXPORT_PARAM_LAZY", "EXPORT_PARAM_TIME")
 _NAMES = ("nameId", "demangledName", "shortName", "mangledName", "textId", "jsonTextId")
 """Columns that hold the id of a string. All other strings go."""
@@ -57,7 +58,8 @@ def _scrub(database: sqlite3.Connection) -> list[str]:
         wanted = " OR ".join("instr(name, ?) = 1" for _ in _KEEP_EXPORT)
         database.execute(f"DELETE FROM META_DATA_EXPORT WHERE NOT ({wanted})", _KEEP_EXPORT)
     if "DIAGNOSTIC_EVENT" in kept:
-        database.execute("UPDATE DIAGNOSTIC_EVENT SET text = '' WHERE instr(text, '/') > 0")  # holds a path
+        for mark in _QUOTES:
+            database.execute("UPDATE DIAGNOSTIC_EVENT SET text = '' WHERE instr(text, ?) > 0", (mark,))
     if "PROCESSES" in kept:
         _drop_processes(database, kept)
     if "StringIds" in kept:

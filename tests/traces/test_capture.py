@@ -62,7 +62,8 @@ def nsys(tmp_path, make, monkeypatch):
     ):
         file.add("META_DATA_CAPTURE", name=name, value=value)
     file.add("META_DATA_EXPORT", name="EXPORT_USER", value=SECRETS[2])
-    file.add("DIAGNOSTIC_EVENT", severity=2, text=f"see /home/{SECRETS[2]}/x")
+    for text in (f"see /home/{SECRETS[2]}/x", f"KEY={SECRETS[2]} is set", f"run with --key {SECRETS[2]}"):
+        file.add("DIAGNOSTIC_EVENT", severity=2, text=text)
     file.add("DIAGNOSTIC_EVENT", severity=2, text="Not all CUDA events might have been collected.")
     file.string(SECRETS[3])
     database = sqlite3.connect(file.write())

@@ -79,6 +79,18 @@ def test_a_damaged_place_in_the_world_is_no_pass(make, tmp_path, key, value):
     assert any(f"its {key} is {value}" in reason for reason in report.reasons)
 
 
+@pytest.mark.parametrize(("lost", "where"), [(0, "before the first layer"), (5, "after the last layer")])
+def test_a_layer_at_the_edge_whose_mark_is_lost_is_not_passed_over(make, tmp_path, lost, where):
+    """Its kernels would count as those of the embedding or of sampling, however slow they are."""
+    file = make.node_mode(tmp_path / "t.sqlite", layers=6, replays=3)
+    file.add("TARGET_INFO_GPU", id=0, name="NVIDIA GB300")
+    assert check_trace(file.write(), "gb300-tp16").verdict == "pass"
+    file.rows = [(table, row) for table, row in file.rows if row.get("text") != f"layer_{lost}"]
+    report = check_trace(file.write(), "gb300-tp16")
+    assert report.verdict == "inconclusive"
+    assert any(where in reason for reason in report.reasons)
+
+
 def test_kernels_of_a_category_that_is_not_known_are_no_pass(make, tmp_path):
     events = make.pdl_events(slow=None, bubble=None)
     assert check_trace(make.torch(tmp_path / "t.json", events, **HEAD), "gb300-tp16").verdict == "pass"
