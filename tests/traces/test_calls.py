@@ -122,7 +122,10 @@ def test_the_command(tmp_path, capsys):
     assert run(["trace", "calls", str(path), "--steps", "3", "--layers", "4"]) == 0
     out = capsys.readouterr().out
     assert "39 kernel calls, 13 a step and 3.250 a layer on 3 steps of 4 layers" in out
-    assert "kernels that come a whole number of times a layer: 3 a layer; the others: " in out and "not told by counts" in out
+    assert (
+        "kernels that come a whole number of times a layer: 3 a layer; the others: " in out
+        and "not told by counts" in out
+    )
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"norm": "moe_tail"}))
     assert run(["trace", "calls", str(path), "--steps", "3", "--layers", "4", "--plan", str(plan), "--json"]) == 0
