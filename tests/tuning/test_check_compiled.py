@@ -44,6 +44,18 @@ class Accumulate(Family):
         return Tolerance(1e-6, 1e-5, "FP32")
 
 
+class Double(Accumulate):
+    """``out = x * 2``: nothing is updated in place."""
+
+    mutated = ()
+
+    def inputs(self, problem, seed, device="cpu"):
+        return {"x": super().inputs(problem, seed, device)["x"]}
+
+    def twin(self, problem, inputs):
+        return {"out": inputs["x"] * 2}
+
+
 class Whole(Accumulate):
     """The same with an output of whole numbers, such as expert ids."""
 
@@ -295,3 +307,24 @@ def test_a_kernel_that_breaks_in_chains_only_is_told(judge, kernel, says):
     PENDING.clear()
     assert not result.ok
     assert says in result.reason
+
+
+def test_where_nothing_is_updated_an_early_read_is_told_all_the_same(judge):
+    """Seen on an H200: a second time round the activations of the first are there, and reading them early did no harm."""
+
+    def double(tensors: dict, rows: int) -> None:
+        tensors["out"][:rows] = tensors["x"][:rows] * 2
+
+    def early(tensors: dict, rows: int) -> None:
+        double(tensors, rows)
+        wait()
+
+    def late(tensors: dict, rows: int) -> None:
+        wait()
+        double(tensors, rows)
+
+    assert judge(late, with_pdl=True, owner=Double()).ok
+    result = judge(early, with_pdl=True, owner=Double())
+    PENDING.clear()
+    assert not result.ok
+    assert "behind a predecessor that writes the activations last: 4 of 4 outputs" in result.reason
