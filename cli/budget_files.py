@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ..kernels import K3, InputError
 from ..kernels import family as find_family
 from ..kernels.gpu_cards import GpuCard, gpu_card
 from ..kernels.model_card import LayerKind
+from ..kernels.whole_file import write_whole
 from ..traces.budget import SCHEMA, Budget, Limit, load_budget
 from ..traces.names_table import sequences
 from ..traces.shares import floor_ns, shared_out
@@ -197,9 +197,7 @@ def main(argv: Sequence[str]) -> int:
             return 1 if wrong else 0
         for path in wrong:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.part")
-            temporary.write_text(made[path], encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, made[path])
             print(f"wrote {path}")
     except (OSError, ValueError, InputError) as error:
         print(f"k3lab: {error}", file=sys.stderr)

@@ -8,7 +8,6 @@ them is kept. A page that is not there is begun. ``--check`` writes nothing and 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..kernels import family as find_family
 from ..kernels.errors import InputError
+from ..kernels.whole_file import write_whole
 from .page_data import load_bars, load_table, sections
 from .page_figure import digest, draw
 
@@ -142,11 +142,9 @@ def write_page(page: Page) -> list[Path]:
     text = page.text.read_text() if page.text.is_file() else begun(page)
     made = {page.figure: draw(page.table, page.bars), page.text: filled(text, page.sections, page.text)}
     for path, content in made.items():
-        temporary = path.with_name(f".{path.name}.part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(content)
-            os.replace(temporary, path)
+            write_whole(path, content)
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
     return list(made)

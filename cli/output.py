@@ -93,3 +93,18 @@ def emit(data: Any, as_json: bool, render: Callable[[Console, Any], None]) -> No
 def drop_output() -> None:
     """Send what is still held back of standard output nowhere: it cannot be written, at exit neither."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Write what the user named, whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    from ..kernels.errors import InputError
+    from ..kernels.whole_file import write_whole
+
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..kernels.errors import InputError
+from ..kernels.whole_file import write_whole
 from .output import Json, emit
 from .select import GPU_NAMES
 
@@ -156,11 +155,7 @@ def write_report(data: dict[str, Any], folder: Path) -> Path:
     text = page(data)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, folder / "index.html")
+        write_whole(folder / "index.html", text)
     except OSError as error:
         raise InputError(f"cannot write the report to {folder}: {error.strerror}; name another --out folder") from error
     return folder / "index.html"

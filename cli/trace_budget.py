@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import Json, emit
-from .trace_figure import write
-from .trace_words import line, lines, us
+from .output import Json, emit, write_file
+from .trace_words import line, lines, titled, us
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +40,6 @@ def derive(gpu: str, tp: int, rows: int) -> dict[str, Any]:
 def render(console: Console, data: dict[str, Any]) -> None:
     """Print the list of budgets, or one of them with its shares."""
     from rich.markup import escape
-    from rich.table import Table
 
     for budget in data["budgets"]:
         rows = f"{budget['rows']} rows" if budget["rows"] else "any rows"
@@ -54,10 +52,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
         budget = data["budgets"][0]
         for kind, limit in budget["layers"].items():
             if shares := limit.get("families"):
-                table = Table(title=f"Shares of a {kind} layer", title_justify="left")
-                table.add_column("family")
-                for column in ("kernels", "us"):
-                    table.add_column(column, justify="right")
+                table = titled(f"Shares of a {kind} layer", ("family",), ("kernels", "us"))
                 for name, share in shares.items():
                     table.add_row(escape(name), str(share["kernels"] or "-"), us(share["period_ns"]))
                 console.print(table)
@@ -101,5 +96,5 @@ def register(app: typer.Typer) -> None:
             if len(found) != 1:
                 raise InputError("--out takes one budget: name one, or derive it with --gpu, --tp and --rows")
             out.parent.mkdir(parents=True, exist_ok=True)
-            write(out, (json.dumps(found[0], indent=1) + "\n").encode())
+            write_file(out, json.dumps(found[0], indent=1) + "\n")
         emit({"budgets": found, "out": out}, as_json, render)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Names, Plan, line, lines
+from .trace_words import Names, Plan, line, lines, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,19 +25,14 @@ def _rate(value: float) -> str:
 def render_calls(console: Console, data: dict[str, Any]) -> None:
     """Print the totals, one row a kernel, and what the counts do not tell."""
     from rich.markup import escape
-    from rich.table import Table
+
+    from ..traces.names import short_name
 
     line(console, f"{data['file']}: {data['calls']} kernel calls, {_rate(data['per_step'])} a step and "
                   f"{_rate(data['per_layer'])} a layer on {data['steps']} steps of {data['layers']} layers")  # fmt: skip
     line(console, f"kernels that come a whole number of times a layer: {data['per_layer_of_kernels_in_every_layer']} a layer; "
                   f"the others: {_rate(data['per_step_of_the_others'])} a step")  # fmt: skip
-    table = Table(title="Kernels", title_justify="left")
-    for column in ("kernel", "family"):
-        table.add_column(column, overflow="fold")
-    for column in ("calls", "a step", "a layer"):
-        table.add_column(column, justify="right")
-    from ..traces.names import short_name
-
+    table = titled("Kernels", ("kernel", "family"), ("calls", "a step", "a layer"))
     shown = data["kernels"][:_SHOWN]
     times = Counter(short_name(row["kernel"], 60) for row in shown)
     for row in shown:
@@ -69,4 +64,4 @@ def register(app: typer.Typer) -> None:
         from ..traces.families import gather_names
 
         known = gather_names(plan, names)
-        emit(count_calls(file, steps=steps, layers=layers, plan=known).to_json(), as_json, render_calls)
+        emit(count_calls(file, steps=steps, layers=layers, names=known).to_json(), as_json, render_calls)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import NARROW, Layers, Names, Plan, count, line, lines, us
+from .trace_words import NARROW, Layers, Names, Plan, count, line, lines, titled, us
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,13 +38,8 @@ def _changed(item: dict[str, Any]) -> bool:
 
 def _table(title: str, first: tuple[str, ...], rows: Sequence[Row]) -> Any:
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for column in first:
-        table.add_column(column, overflow="fold")
-    for column in ("a us", "b us", "change us", "beyond?"):
-        table.add_column(column, justify="right")
+    table = titled(title, first, ("a us", "b us", "change us", "beyond?"))
     for cells, item in rows:
         table.add_row(*map(escape, cells), *_change(item))
     return table

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import Json, emit
+from .output import Json, emit, write_file
 from .trace_words import Gpu, Layers, MaybeBudget, Names, Plan, Rows, Tp
 
 if TYPE_CHECKING:
@@ -21,28 +19,6 @@ _KINDS = (".html", ".svg", ".png")
 def render(console: Console, data: dict[str, Any]) -> None:
     """Say what was drawn."""
     console.print(f"wrote {data['out']}: {data['title']}", markup=False)
-
-
-def write(out: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    from ..kernels.errors import InputError
-
-    try:
-        handle, partial = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(partial, 0o644)
-            os.replace(partial, out)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -100,7 +76,7 @@ def register(app: typer.Typer) -> None:
         )
         layout = lay_out(found)
         made = png(layout) if out.suffix == ".png" else (page if out.suffix == ".html" else svg)(layout).encode()
-        write(out, made)
+        write_file(out, made)
         data = {
             "out": out, "title": layout.title, "layer": found.number, "class": found.class_name, "kernels": len(found.bars),
             "completion_period_ns": found.period_ns, "budget_ns": found.budget_ns, "gap_ns": found.gap_ns,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Names, Plan, count, lines
+from .trace_words import Names, Plan, count, lines, titled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,6 @@ def _number(value: float | None, unit: float = 1, digits: int = 0) -> str:
 def render_kernels(console: Console, data: dict[str, Any]) -> None:
     """Print one row a launch."""
     from rich.markup import escape
-    from rich.table import Table
 
     from ..traces.names import short_name
 
@@ -39,11 +38,7 @@ def render_kernels(console: Console, data: dict[str, Any]) -> None:
     console.print(f"{data['file']}: {data['format']}, {count(len(data['launches']), 'launch', 'launches')}, {gpus}",
                   markup=False)  # fmt: skip
     measured = [item for item in _COLUMNS if any(row[item[1]] is not None for row in data["launches"])]
-    table = Table(title="Launches", title_justify="left")
-    for column in ("launch", "kernel", "family"):
-        table.add_column(column, overflow="fold")
-    for column, *_ in measured:
-        table.add_column(column, justify="right")
+    table = titled("Launches", ("launch", "kernel", "family"), [column for column, *_ in measured])
     for row in data["launches"]:
         figures = (_number(row[key], unit, digits) for _, key, unit, digits in measured)
         table.add_row(row["launch"], escape(short_name(row["name"], 48)), row["family"] or "?", *figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .trace_words import NARROW, us, word
+from .trace_words import NARROW, titled, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,23 +12,12 @@ if TYPE_CHECKING:
 _SHOWN = 24
 
 
-def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in left:
-        table.add_column(column, overflow="fold")
-    for column in right:
-        table.add_column(column, justify="right")
-    return table
-
-
 def class_table(console: Console, data: dict[str, Any], judged: bool, synthetic: bool, family: str | None) -> Any:
     """A row a class; the kernels that add most only where there is room, else the families' tables tell."""
     from rich.markup import escape
 
     wide = console.width >= NARROW
-    table = _table("Layer classes (layers of the same kernels)", ("class", "kind"), ("layers", "kernels", "period us"))
+    table = titled("Layer classes (layers of the same kernels)", ("class", "kind"), ("layers", "kernels", "period us"))
     if wide:
         table.add_column("most time in")
     if judged:
@@ -86,7 +75,7 @@ def layer_table(console: Console, data: dict[str, Any], judged: bool, synthetic:
         if family is None
         else ()
     )
-    table = _table(title, ("layer", "class"), (*middle, *rest))
+    table = titled(title, ("layer", "class"), (*middle, *rest))
     if judged:
         table.add_column("verdict")
     for row in rows:

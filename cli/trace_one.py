@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .trace_words import NARROW, line, lines, made_up, us
+from .trace_words import NARROW, line, lines, made_up, titled, us
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..traces import Report
     from ..traces.analysis import DeviceLayers
+    from ..traces.families import Names
 
 _TOLD_NS = 1000
 
@@ -26,7 +27,7 @@ def with_layer(report: Report, number: int | None) -> dict[str, Any]:
     data = report.to_json()
     if number is None:
         return data
-    told = [_kernels(device.layers, number, report.plan) for device in report.devices]
+    told = [_kernels(device.layers, number, report.names) for device in report.devices]
     if not any(told):
         known = sorted({layer.number for device in report.devices for layer in device.layers.layers})
         which = f"there are layers {known[0]} to {known[-1]}" if known else "no layers were found"
@@ -35,8 +36,7 @@ def with_layer(report: Report, number: int | None) -> dict[str, Any]:
     return data | {"layer": number, "devices": devices}
 
 
-def _kernels(device: DeviceLayers, number: int, plan: Any) -> list[dict[str, Any]]:
-    from ..traces.families import Names
+def _kernels(device: DeviceLayers, number: int, names: Names) -> list[dict[str, Any]]:
     from ..traces.timing import median_ns
 
     position = next((index for index, layer in enumerate(device.layers) if layer.number == number), None)
@@ -45,7 +45,7 @@ def _kernels(device: DeviceLayers, number: int, plan: Any) -> list[dict[str, Any
     layer = device.layers[position]
     alike = [device.layers[index] for group in device.classes if position in group.members for index in group.members
              if index != position and device.layers[index].kernels == layer.kernels]  # fmt: skip
-    families = (plan if isinstance(plan, Names) else Names(plan or {})).families(layer.kernels)
+    families = names.families(layer.kernels)
     return [
         {
             "place": place,
@@ -78,7 +78,6 @@ def _small(kernels: list[dict[str, Any]]) -> list[str]:
 def render_layer(console: Console, device: dict[str, Any], number: int, judged: bool, synthetic: bool) -> None:
     """Print the layer's figure, what is found in it, and its kernels."""
     from rich.markup import escape
-    from rich.table import Table
 
     from ..traces.names import short_name
 
@@ -97,11 +96,8 @@ def render_layer(console: Console, device: dict[str, Any], number: int, judged: 
     shared = [item["text"] for item in device["findings"] if item["text"].startswith(f"class {found['class']}:")]
     lines(console, "Findings", [*(own or _small(device["layer_kernels"])), *shared])
     wide = console.width >= NARROW
-    table = Table(title="Its kernels: what each adds to the completion period, us", title_justify="left")
-    for column in ("", "kernel", *(["family"] if wide else [])):
-        table.add_column(column, overflow="fold")
-    for column in ("adds", "peers", "more", "idle before"):
-        table.add_column(column, justify="right")
+    table = titled("Its kernels: what each adds to the completion period, us",
+                   ("", "kernel", *(["family"] if wide else [])), ("adds", "peers", "more", "idle before"))  # fmt: skip
     for row in device["layer_kernels"]:
         more = None if row["peers_ns"] is None else row["increment_ns"] - row["peers_ns"]
         name = escape(short_name(row["kernel"], 60 if wide else 40))

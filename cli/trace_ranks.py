@@ -8,23 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .trace_words import Gpu, Layers, MaybeBudget, Names, Plan, Rows, Tp, line, lines, us, word
+from .trace_words import Gpu, Layers, MaybeBudget, Names, Plan, Rows, Tp, line, lines, titled, us, word
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _LAYERS_SHOWN = 8
-
-
-def _table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for column in left:
-        table.add_column(column, overflow="fold")
-    for column in right:
-        table.add_column(column, justify="right")
-    return table
 
 
 def _ranks(data: dict[str, Any]) -> Any:
@@ -34,7 +23,7 @@ def _ranks(data: dict[str, Any]) -> Any:
     gpus = list(dict.fromkeys(row["gpu"] or "GPU not named" for row in data["ranks"]))
     alike = len(gpus) == 1  # then one word in the title leaves the room to the file
     title = f"Ranks ({gpus[0]})" if alike else "Ranks"
-    table = _table(title, ("rank", "file", *([] if alike else ["GPU"]), *(["verdict"] if judged else [])),
+    table = titled(title, ("rank", "file", *([] if alike else ["GPU"]), *(["verdict"] if judged else [])),
                    ("steps", "step us", "layers", "slowest us"))  # fmt: skip
     for row in data["ranks"]:
         periods = row["completion_periods_ns"]
@@ -48,7 +37,7 @@ def _ranks(data: dict[str, Any]) -> Any:
 def _spread(title: str, rows: list[dict[str, Any]]) -> Any:
     from rich.markup import escape
 
-    table = _table(title, ("name",), ("largest", "smallest", "spread", "slowest rank"))
+    table = titled(title, ("name",), ("largest", "smallest", "spread", "slowest rank"))
     for row in rows:
         kind = f" ({row['kind']})" if row.get("kind") else ""
         name = f"class {row['name']}{kind}, {row['layers']} layers" if "layers" in row else row["name"]
@@ -61,7 +50,7 @@ def _waits(console: Console, skew: dict[str, Any]) -> None:
     if skew["refused"]:
         line(console, f"Who waited for whom: not said; {skew['refused']}")
         return
-    table = _table("Who waited for whom (us a step, medians)", ("rank",),
+    table = titled("Who waited for whom (us a step, medians)", ("rank",),
                    ("made the others wait", "waited itself", "last to arrive"))  # fmt: skip
     for row in sorted(skew["ranks"], key=lambda row: (-row["caused_ns"], row["rank"])):
         table.add_row(

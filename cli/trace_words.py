@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _BUDGETS = "gb300-tp16, h200-tp16, h200-tp8, or a JSON file of yours (k3lab trace budget makes one)."
 Names = Annotated[
@@ -39,6 +41,18 @@ NARROW = 140
 """Columns below which a table keeps only what the question needs."""
 COLOURS = {"pass": "green", "fail": "red", "inconclusive": "yellow", "not judged": "dim"}
 _MAX_LINES = 16
+
+
+def titled(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    """A table with its columns: words, which fold, then figures."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in left:
+        table.add_column(column, overflow="fold")
+    for column in right:
+        table.add_column(column, justify="right")
+    return table
 
 
 def us(ns: int | None) -> str:

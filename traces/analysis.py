@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from .families import layer_kind
-from .layers import LAUNCH_MARKS, NODE_MARKS, RECURRENCE, LayerClass, StepLayers, classify, split_step
+from .layers import LAUNCH_MARKS, NODE_MARKS, RECURRENCE, LayerClass, StepLayers, by_position, classify, split_step
 from .macro import broken_at
 from .marking import Marked, mark
 from .mixture import mixed
@@ -95,6 +95,11 @@ class DeviceLayers:
     """Plain lines on what forbids a pass: marks without kernels, steps of several sizes or at once."""
     cut_marks: int = 0
     """Step marks without kernels before the first and after the last step."""
+
+    @cached_property
+    def class_of(self) -> tuple[LayerClass, ...]:
+        """The class of each layer, by position."""
+        return by_position(self.classes)
 
 
 def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
@@ -192,9 +197,8 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         )
         for position in range(len(split.spans))
     )
-    classes = tuple(classify(sequences))
-    class_of = {index: group.name for group in classes for index in group.members}
     untold = layers is None and split.method not in (NODE_MARKS, LAUNCH_MARKS)
+    classes = tuple(classify(sequences))
     return DeviceLayers(
         process=kernels[0].process,
         device=kernels[0].device,
@@ -203,14 +207,14 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         counts=counts,
         method=split.method,
         layers=found,
-        classes=tuple(classes),
+        classes=classes,
         prefix=split.spans[0][0],
         suffix=len(names) - split.spans[-1][1],
         between=split.between,
         step_ns=median_ns(_span(step) for step in even),
         abstained=None,
         in_turn=layers is None and split.method == RECURRENCE and _in_turn(sequences),
-        broken_at=broken_at([class_of[index] for index in range(len(sequences))]) if untold else None,
+        broken_at=broken_at([group.name for group in by_position(classes)]) if untold else None,
         steps=tuple(tuple(item.kernel for item in step.kernels) for step in even),
         spans=split.spans,
         missing=(*missing, *mixed(even, split, layers)),

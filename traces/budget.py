@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import TraceError
 from .families import FAMILIES
-from .side_files import is_there, read_json, why
+from .side_files import named_or_given
 
 SCHEMA = "k3lab.budget/1"
 ANY = "any"
@@ -133,17 +133,7 @@ def load_budget(name: str | Path) -> Budget:
     Raises:
         TraceError: no such budget, or a file of another form.
     """
-    path = _FOLDER / f"{str(name).replace('-', '_')}.json"
-    if not is_there(path):
-        path = Path(name)
-        if path.suffix != ".json" or not is_there(path):
-            raise TraceError(f"no budget {str(name)!r}; known: {', '.join(budget_names())}, or give a .json file")
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path.name}: not a readable JSON file ({why(error)}); a budget looks like {_FOLDER.name}/gb300_tp16.json"
-                         ) from None  # fmt: skip
-    return parse_budget(data, path.name)
+    return parse_budget(*named_or_given(name, _FOLDER, budget_names(), "budget", "gb300_tp16"))
 
 
 def parse_budget(data: Any, where: str = "budget") -> Budget:

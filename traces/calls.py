@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from .errors import TraceError
-from .families import Plan, family_of
+from .errors import TraceError, require_positive
+from .families import UNNAMED, Names
 from .readers.nsys_kernel_sums import counts_only, read_kernel_sums
 from .readers.opening import STATS, opened, read_trace
 
@@ -69,21 +69,19 @@ def _plain(value: Fraction) -> int | float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def count_calls(path: str | Path, *, steps: int, layers: int, plan: Plan | None = None) -> Calls:
+def count_calls(path: str | Path, *, steps: int, layers: int, names: Names = UNNAMED) -> Calls:
     """Divide the kernel calls of a file by the steps and layers the caller knows it holds.
 
     Args:
         path: a cuda_gpu_kern_sum of nsys stats, or any trace.
         steps: decode steps that were recorded.
         layers: layers of a step.
-        plan: {kernel name: family}, as for ``check_trace``.
+        names: families of kernel names.
 
     Raises:
         TraceError: no usable file, no kernels in it, or numbers below 1.
     """
-    for name, value in (("steps", steps), ("layers", layers)):
-        if value < 1:
-            raise TraceError(f"{name} must be 1 or more, not {value}")
+    require_positive(steps=steps, layers=layers)
     notes = [CANNOT_TELL]
     with opened(path) as (inside, kind):
         summed = kind == STATS and counts_only(inside)
@@ -99,7 +97,7 @@ def count_calls(path: str | Path, *, steps: int, layers: int, plan: Plan | None 
     if rejected:
         notes.append(f"{len(rejected)} rows are not counted: {rejected[0].name[:60]}: {rejected[0].reason}")
     kernels = tuple(
-        KernelCalls(name, number, Fraction(number, steps), Fraction(number, steps * layers), family_of(name, plan))
+        KernelCalls(name, number, Fraction(number, steps), Fraction(number, steps * layers), names.family(name))
         for name, number in sorted(calls.items(), key=lambda item: (-item[1], item[0]))
     )
     uneven = sum(item.per_step.denominator != 1 for item in kernels)

@@ -8,7 +8,7 @@ from pathlib import Path
 from .analysis import DeviceLayers, analyse, lanes
 from .budget import Budget, budget_names, load_budget
 from .collector import undisturbed
-from .errors import TraceError
+from .errors import TraceError, require_positive
 from .explain import explain
 from .families import Names, PlanLike, gather_names
 from .family_check import (
@@ -30,8 +30,10 @@ from .verdict import (
     INCONCLUSIVE,
     NOT_JUDGED,
     PASS,
+    UNSAID,
     Doubts,
     Judgement,
+    Said,
     find_doubts,
     judge_class,
     judge_layer,
@@ -75,12 +77,18 @@ def check_trace(
         TraceError: no usable trace, no kernels in it, or a wrong argument.
     """
     chosen = budget if isinstance(budget, Budget) else load_budget(budget)
-    for name, value in (("layers", layers), ("tp", tp), ("rows", rows), ("step_ns", step_ns)):
-        if value is not None and value < 1:
-            raise TraceError(f"{name} must be 1 or more, not {value}")
+    require_positive(layers=layers, tp=tp, rows=rows, step_ns=step_ns)
     if family is not None:
         known_family(family)
-    return report_on(read_trace(path), chosen, layers, gpu, tp, rows, plan, step_ns, family, names)
+    return report_on(
+        read_trace(path),
+        chosen,
+        gather_names(plan, names),
+        layers=layers,
+        said=Said(gpu, tp, rows),
+        step_ns=step_ns,
+        family=family,
+    )
 
 
 @undisturbed()
@@ -93,40 +101,35 @@ def inspect_trace(
     names: Sequence[str | Path] | None = None,
 ) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
-    for name, value in (("layers", layers), ("step_ns", step_ns)):
-        if value is not None and value < 1:
-            raise TraceError(f"{name} must be 1 or more, not {value}")
-    return report_on(read_trace(path), None, layers, None, None, None, plan, step_ns, names=names)
+    require_positive(layers=layers, step_ns=step_ns)
+    return report_on(read_trace(path), None, gather_names(plan, names), layers=layers, step_ns=step_ns)
 
 
 def report_on(
     trace: Trace,
     budget: Budget | None,
-    layers: int | None,
-    gpu: str | None,
-    tp: int | None,
-    rows: int | None,
-    plan: PlanLike | None,
+    names: Names,
+    *,
+    layers: int | None = None,
+    said: Said = UNSAID,
     step_ns: int | None = None,
     family: str | None = None,
-    names: Sequence[str | Path] | None = None,
 ) -> Report:
     """The report on a trace that was read already; arguments and errors as for ``check_trace``."""
-    known = gather_names(plan, names)
     if not trace.kernels:
         return _without_kernels(trace, budget)
     reports, reasons = [], []
     for kernels in lanes(trace):
         device = analyse(trace, kernels, layers)
-        report, why = _judge_device(trace, device, budget, gpu, tp, rows, known, step_ns, family)
+        report, why = _judge_device(trace, device, budget, said, names, step_ns, family)
         reports.append(report)
         reasons.extend(why)
     devices = tuple(reports)
     notes = capture_notes(trace, devices, layers is not None)
     if budget is not None:
-        notes.extend(_budget_notes(trace, devices, budget, gpu, tp, rows))
+        notes.extend(_budget_notes(trace, devices, budget, said))
     verdict = worst(report.verdict for report in devices) if budget else NOT_JUDGED
-    return Report(trace, budget, devices, verdict, tuple(dict.fromkeys(reasons)), tuple(notes), known, family)
+    return Report(trace, budget, devices, verdict, tuple(dict.fromkeys(reasons)), tuple(notes), names, family)
 
 
 def _without_kernels(trace: Trace, budget: Budget | None) -> Report:
@@ -151,27 +154,26 @@ def _judge_device(
     trace: Trace,
     device: DeviceLayers,
     budget: Budget | None,
-    gpu: str | None,
-    tp: int | None,
-    rows: int | None,
-    plan: Names,
+    said: Said,
+    names: Names,
     step_ns: int | None,
     family: str | None,
 ) -> tuple[DeviceReport, list[str]]:
-    view = view_families(device, plan)
+    view = view_families(device, names)
     if budget is None:
         reasons = [f"no layers found: {device.abstained.reason}"] if device.abstained else []
-        findings = tuple(explain(trace, device, plan=plan, step_ns=step_ns))
+        findings = tuple(explain(trace, device, names=names, step_ns=step_ns))
         return DeviceReport(device, (), (), findings, NOT_JUDGED, _families(view, device, None, None)), reasons
-    doubts = find_doubts(trace, device, budget, gpu, tp, rows)
-    groups = {index: group for group in device.classes for index in group.members}
+    doubts = find_doubts(trace, device, budget, said)
     families = _families(view, device, budget, doubts)
     if family is None:
-        layers = tuple(judge_layer(layer, groups[i].kind, budget, doubts) for i, layer in enumerate(device.layers))
+        layers = tuple(
+            judge_layer(layer, device.class_of[i].kind, budget, doubts) for i, layer in enumerate(device.layers)
+        )
         classes = tuple(judge_class(group, device, budget, doubts) for group in device.classes)
     else:
         layers = tuple(
-            judge_family_layer(view, i, family, groups[i].kind, budget, doubts) for i in range(len(device.layers))
+            judge_family_layer(view, i, family, group.kind, budget, doubts) for i, group in enumerate(device.class_of)
         )
         classes = tuple(_row(found, family) for found in families)
     verdict = worst(judgement.verdict for judgement in (*layers, *classes))
@@ -203,7 +205,9 @@ def _judge_device(
         elif not doubts.everything:
             reasons.append(f"the budget is for {kinds} layers, and the trace has none")
     told_families = families if family is None else ()
-    findings = tuple(explain(trace, device, failed, plan=plan, budget=budget, step_ns=step_ns, families=told_families))
+    findings = tuple(
+        explain(trace, device, failed, names=names, budget=budget, step_ns=step_ns, families=told_families)
+    )
     adds = () if family is None else tuple(parts.get(family, NOTHING).time_ns for parts in view.layers)
     return DeviceReport(device, layers, classes, findings, verdict, families, adds), reasons
 
@@ -226,15 +230,8 @@ def _inconclusive(
     return list(dict.fromkeys([*everything, *unknown]))
 
 
-def _budget_notes(
-    trace: Trace,
-    devices: tuple[DeviceReport, ...],
-    budget: Budget,
-    gpu: str | None,
-    tp: int | None,
-    rows: int | None,
-) -> list[str]:
-    notes = []
+def _budget_notes(trace: Trace, devices: tuple[DeviceReport, ...], budget: Budget, said: Said) -> list[str]:
+    gpu, notes = said.gpu, []
     for report in devices:
         device = report.layers
         if gpu is not None and device.gpu is not None and gpu.upper() not in device.gpu.upper():
@@ -252,9 +249,9 @@ def _budget_notes(
                 kinds = ", ".join(budget.layers)
                 notes.append(f"class {group.name}: no kernel name tells the layer kind; held against {kinds}")
     assumed = []
-    if tp is None and trace.world_size is None:
+    if said.tp is None and trace.world_size is None:
         assumed.append(f"TP{budget.tp} (--tp says it)")
-    if rows is None and budget.rows is not None and any(report.layers.counts.rows is None for report in devices):
+    if said.rows is None and budget.rows is not None and any(report.layers.counts.rows is None for report in devices):
         assumed.append(f"{budget.rows} rows (--rows says it)")
     if assumed:
         notes.append(f"not in the trace and taken from the budget: {', '.join(assumed)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,16 +22,13 @@ _OURS = re.compile(r"(?<![A-Za-z0-9])(?<!kimi_)k3_([a-z0-9]+(?:_[a-z0-9]+)*)")  
 _MLA = re.compile(r"(?<![a-z])(?:flash)?mla(?![a-z])", re.IGNORECASE)
 _KDA = re.compile(r"(?<![a-z])kda(?![a-z])", re.IGNORECASE)
 
-Plan = Mapping[str, str]
-"""Kernel name (or a part of it) to family; :class:`Names` knows more."""
-
 PlanLike = str | Path | Mapping[str, Any] | list[Any]
 """A plan as :func:`read_plan` takes it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Names(Mapping[str, str]):
-    """What is known of kernel names: a plan, and the names tables of other engines. As a mapping it is the plan.
+@dataclass(frozen=True, eq=False)  # what was looked up is kept by identity
+class Names:
+    """What is known of kernel names: a plan, and the names tables of other engines.
 
     ``plan`` maps a kernel name, or a part of one, to its family; ``kinds`` maps a planned kernel of ours to the layer
     kinds it is planned in (none: any).
@@ -40,20 +37,6 @@ class Names(Mapping[str, str]):
     plan: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)
     tables: tuple[NamesTable, ...] = ()
-
-    __hash__ = object.__hash__  # what was looked up is kept by identity
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __getitem__(self, kernel: str) -> str:
-        return self.plan[kernel]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.plan)
-
-    def __len__(self) -> int:
-        return len(self.plan)
 
     def family(self, kernel: str) -> str | None:
         """The family by the name alone: the plan's whole name, our own name, a part in the plan, the tables."""
@@ -72,6 +55,10 @@ class Names(Mapping[str, str]):
         """Whether a kernel whose family is unknown may be of this one; a table may rule it out."""
         entries = [entry for table in self.tables if (entry := table.entry(kernel)) is not None]
         return not entries or any(family in entry.could_be for entry in entries)
+
+
+UNNAMED = Names()
+"""Nothing is known but our own names."""
 
 
 @lru_cache(maxsize=20000)
@@ -93,16 +80,6 @@ def _planned_family(kernel: str, plan: Mapping[str, str]) -> str | None:
         return max(known, key=len) if known else words.split("_")[0]
     parts = [name for name in plan if name and name in kernel]
     return plan[max(parts, key=lambda name: (len(name), name))] if parts else None
-
-
-def family_of(kernel: str, plan: Plan | None = None) -> str | None:
-    """The family of a kernel: by its whole name in the plan, by its own name, by the longest part in the plan, or None.
-
-    With :class:`Names` their tables come last.
-    """
-    if isinstance(plan, Names):
-        return plan.family(kernel)
-    return _planned_family(kernel, plan or {})
 
 
 def is_ours(kernel: str) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from .analysis import DeviceLayers, Layer
 from .check import check_trace, inspect_trace
 from .errors import TraceError
-from .families import Names
 from .layers import LayerClass
 from .names import short_name
 from .report import DeviceReport, Report
@@ -167,7 +166,7 @@ def _figure(report: Report, found: DeviceReport, layer: Layer, place: int) -> La
     zero = max((kernel.end for kernel in kernels[:first]), default=min(kernel.start for kernel in own))
     group = _group(device, place)
     limit = report.budget.limit(group.kind) if report.budget else None
-    names = report.plan if isinstance(report.plan, Names) else Names(report.plan or {})
+    names = report.names
     judged = found.layer_judgements[place].verdict if found.layer_judgements else report.verdict
     return LayerFigure(
         file=report.trace.path,

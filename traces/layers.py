@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .anchors import agree, cut_at_anchors, our_anchors
@@ -152,6 +152,12 @@ def classify(sequences: Sequence[tuple[str, ...]]) -> list[LayerClass]:
         members = tuple(index for index, names in enumerate(sequences) if home[names] == modal)
         classes.append(LayerClass(_letters(len(classes)), layer_kind(modal), modal, members))
     return classes
+
+
+def by_position(classes: Iterable[LayerClass]) -> tuple[LayerClass, ...]:
+    """The class of each layer, by position."""
+    placed = {index: group for group in classes for index in group.members}
+    return tuple(placed[index] for index in range(len(placed)))
 
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import TraceError
 from .names import base_name
-from .side_files import is_there, read_json, why
+from .side_files import named_or_given
 
 SCHEMA = "k3lab.names_table/1"
 _FOLDER = Path(__file__).parent / "names_tables"
@@ -153,17 +153,7 @@ def load_table(name: str | Path) -> NamesTable:
     Raises:
         TraceError: no such table, or a file of another form.
     """
-    path = _FOLDER / f"{str(name).replace('-', '_')}.json"
-    if not is_there(path):
-        path = Path(name)
-        if path.suffix != ".json" or not is_there(path):
-            raise TraceError(f"no names table {str(name)!r}; known: {', '.join(table_names())}, or give a .json file")
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise TraceError(f"{path.name}: not a readable JSON file ({why(error)}); a names table looks like names_tables/vllm_stock.json"
-                         ) from None  # fmt: skip
-    return parse_table(data, path.name)
+    return parse_table(*named_or_given(name, _FOLDER, table_names(), "names table", "vllm_stock"))
 
 
 def sequences(name: str) -> dict[str, list[dict[str, Any]]]:

@@ -16,14 +16,14 @@ from typing import Any
 from .budget import Budget, load_budget
 from .check import report_on
 from .collector import undisturbed
-from .errors import TraceError
-from .families import PlanLike
+from .errors import TraceError, require_positive
+from .families import PlanLike, gather_names
 from .rank_set import RankLane, find_world, numbered, one_gpu, ranks_text
 from .rank_times import ClassSpread, LayerSpread, class_spreads, layer_spreads, unlike
 from .readers.opening import read_trace
 from .report import Report
 from .skew import Skew, collectives_of, compare
-from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, worst
+from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, PASS, Said, worst
 
 SCHEMA = "k3lab.trace_ranks/1"
 _IN_NAME = re.compile(r"(?:[Rr][Aa][Nn][Kk][-_ .]?|-TP-)(\d{1,5})(?!\d)")
@@ -119,16 +119,15 @@ def check_ranks(
     files = sorted((str(path) for path in paths), key=lambda name: (Path(name).name, name))
     if not files:
         raise TraceError("name the trace files of the ranks")
-    for name, value in (("world", world), ("layers", layers), ("tp", tp), ("rows", rows)):
-        if value is not None and value < 1:
-            raise TraceError(f"{name} must be 1 or more, not {value}")
+    require_positive(world=world, layers=layers, tp=tp, rows=rows)
     chosen = budget if isinstance(budget, Budget) or budget is None else load_budget(budget)
+    named, said = gather_names(plan, names), Said(gpu, tp, rows)
     short = Counter(Path(name).name for name in files)
     lanes: list[RankLane] = []
     notes: list[str] = []
     for name in files:
         label = Path(name).name if short[Path(name).name] == 1 else name
-        report = report_on(read_trace(name), chosen, layers, gpu, tp, rows, plan, names=names)
+        report = report_on(read_trace(name), chosen, named, layers=layers, said=said)
         lanes.extend(_lanes(report, label, Path(name).name))
         notes.extend(f"{label}: {note}" for note in report.notes)
     lanes, told = numbered(lanes)

@@ -10,7 +10,7 @@ from .analysis import ENOUGH_STEPS, DeviceLayers, Layer
 from .budget import Budget
 from .collector import undisturbed
 from .explain import Finding, median_increments
-from .families import Names, Plan
+from .families import UNNAMED, Names
 from .family_check import ClassFamilies
 from .layers import RECURRENCE, LayerClass
 from .macro import macro_period
@@ -53,7 +53,8 @@ class Report:
     verdict: str
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
-    plan: Plan | None = None
+    names: Names = UNNAMED
+    """What tells the families of its kernels."""
     family: str | None = None
     """The family that was held against its share, where it was not the whole layer."""
 
@@ -92,7 +93,7 @@ class Report:
                 "rows": [{"name": row.name, "reason": row.reason} for row in trace.rejected[:_REJECTED_SHOWN]],
             },
             "graph_replays": len(trace.graph_replays),
-            "devices": [_device_json(device, self.plan) for device in self.devices],
+            "devices": [_device_json(device, self.names) for device in self.devices],
             "notes": list(self.notes),
         }
 
@@ -102,10 +103,9 @@ def _judged(judgements: tuple[Judgement, ...], index: int) -> dict[str, Any]:
     return {"verdict": found.verdict, "count": found.count, "time": found.time, "reasons": list(found.reasons)}
 
 
-def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
+def _device_json(report: DeviceReport, names: Names) -> dict[str, Any]:
     device = report.layers
     counts = device.counts
-    class_of = {index: group for group in device.classes for index in group.members}
     return {
         "device": device.device,
         "gpu": device.gpu,
@@ -119,18 +119,18 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
         },
         "split": {
             "method": device.method, "prefix": device.prefix, "suffix": device.suffix, "between": device.between,
-            "macro_period": _macro_json(device, class_of),
+            "macro_period": _macro_json(device),
             "abstained": device.abstained.reason if device.abstained else None,
             "candidates": [list(pair) for pair in device.abstained.candidates] if device.abstained else [],
         },
         "classes": [
-            _class_json(group, device, plan)
+            _class_json(group, device, names)
             | _families_json(report.families[index] if report.families else None)
             | _judged(report.class_judgements, index)
             for index, group in enumerate(device.classes)
         ],
         "layers": [
-            _layer_json(layer, class_of[index])
+            _layer_json(layer, device.class_of[index])
             | {"family_ns": report.family_ns[index] if report.family_ns else None}
             | _judged(report.layer_judgements, index)
             for index, layer in enumerate(device.layers)
@@ -142,9 +142,8 @@ def _device_json(report: DeviceReport, plan: Plan | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _macro_json(device: DeviceLayers, class_of: dict[int, LayerClass]) -> dict[str, Any] | None:
-    groups = [class_of[index] for index in range(len(device.layers))]
-    found = macro_period([group.name for group in groups], [len(group.sequence) for group in groups])
+def _macro_json(device: DeviceLayers) -> dict[str, Any] | None:
+    found = macro_period([group.name for group in device.class_of], [len(group.sequence) for group in device.class_of])
     if found is None:
         return None
     return {"layers": len(found.classes), "classes": list(found.classes), "first": found.first, "times": found.times,
@@ -175,9 +174,9 @@ def _families_json(found: ClassFamilies | None) -> dict[str, Any]:
     }
 
 
-def _class_json(group: LayerClass, device: DeviceLayers, plan: Plan | None) -> dict[str, Any]:
+def _class_json(group: LayerClass, device: DeviceLayers, names: Names) -> dict[str, Any]:
     increments = median_increments(group, device)
-    families = (plan if isinstance(plan, Names) else Names(plan or {})).families(group.sequence)
+    families = names.families(group.sequence)
     return {
         "class": group.name,
         "kind": group.kind,

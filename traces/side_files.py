@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from .errors import TraceError
 
 MAX_BYTES = 64 << 20
 """More is no file of this kind."""
@@ -51,3 +54,28 @@ def why(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or "cannot be read"
     return "not JSON" if isinstance(error, (json.JSONDecodeError, UnicodeError)) else str(error)
+
+
+def named_or_given(name: str | Path, folder: Path, known: Sequence[str], what: str, like: str) -> tuple[Any, str]:
+    """(data, file name) of a file of the package by its name, or of one of the user's by its path.
+
+    Args:
+        name: ``gb300-tp16`` stands for ``gb300_tp16.json`` in the folder; a path must end in ``.json``.
+        folder: the package's files of this kind.
+        known: their names, as they are told.
+        what: the kind, in words.
+        like: how one of the package's is called, to look at.
+
+    Raises:
+        TraceError: no such file, or it cannot be read.
+    """
+    path = folder / f"{str(name).replace('-', '_')}.json"
+    if not is_there(path):
+        path = Path(name)
+        if path.suffix != ".json" or not is_there(path):
+            raise TraceError(f"no {what} {str(name)!r}; known: {', '.join(known)}, or give a .json file")
+    try:
+        return read_json(path), path.name
+    except (OSError, ValueError) as error:
+        reason = f"not a readable JSON file ({why(error)}); a {what} looks like {folder.name}/{like}.json"
+        raise TraceError(f"{path.name}: {reason}") from None

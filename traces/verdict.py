@@ -42,6 +42,22 @@ class Doubts:
     passing: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Said:
+    """What the caller says of a run; believed where the trace does not tell.
+
+    ``gpu``: its name. ``tp``: the tensor-parallel size. ``rows``: tokens in a step.
+    """
+
+    gpu: str | None = None
+    tp: int | None = None
+    rows: int | None = None
+
+
+UNSAID = Said()
+"""Nothing."""
+
+
 def microseconds(ns: int) -> str:
     """A time for people: microseconds with one decimal, more where it is below one."""
     return f"{ns / 1000:.1f} us" if abs(ns) >= 1000 or ns == 0 else f"{ns / 1000:.3f} us"
@@ -52,18 +68,14 @@ def worst(verdicts: Iterable[str]) -> str:
     return max(verdicts, key=_RANK.__getitem__, default=NOT_JUDGED)
 
 
-def find_doubts(
-    trace: Trace, device: DeviceLayers, budget: Budget, gpu: str | None, tp: int | None, rows: int | None
-) -> Doubts:
+def find_doubts(trace: Trace, device: DeviceLayers, budget: Budget, said: Said) -> Doubts:
     """All reasons why a verdict on this device cannot be given, or not in full.
 
     Args:
         trace: the capture.
         device: its layers on the device.
         budget: what they are held against.
-        gpu: the GPU the caller says it was; believed only where the trace does not name one.
-        tp: the tensor-parallel size the caller says it was.
-        rows: the rows the caller says a step had.
+        said: what the caller says of the run.
     """
     everything: list[str] = []
     time: list[str] = []
@@ -77,17 +89,17 @@ def find_doubts(
         everything.append("nothing marks the steps (no graph launch, step mark or layer mark)")
     elif not counts.decode:
         everything.append("no decode step in the trace: its step marks say prefill")
-    name = device.gpu or gpu
+    name = device.gpu or said.gpu
     if name is None:
         time.append(f"the trace does not name its GPU (--gpu says it); the budget is for {budget.gpu}")
     elif not budget.fits_gpu(name):
         time.append(f"the GPU is {name}; the budget is for {budget.gpu}")
-    said_tp = tp if tp is not None else trace.world_size
-    if said_tp is not None and said_tp != budget.tp:
-        time.append(f"TP is {said_tp}; the budget is for TP{budget.tp}")
-    if trace.world_size is not None and tp is not None and trace.world_size % tp:
-        time.append(f"TP is {tp} on your word, and the trace is of {trace.world_size} ranks")
-    time.extend(_other_rows(rows, device, budget))
+    tp = said.tp if said.tp is not None else trace.world_size
+    if tp is not None and tp != budget.tp:
+        time.append(f"TP is {tp}; the budget is for TP{budget.tp}")
+    if trace.world_size is not None and said.tp is not None and trace.world_size % said.tp:
+        time.append(f"TP is {said.tp} on your word, and the trace is of {trace.world_size} ranks")
+    time.extend(_other_rows(said.rows, device, budget))
     if trace.resolution_ns >= COARSE_NS:
         time.append("resolution: the file counts whole microseconds, too coarse for this budget")
     if trace.rejected:

@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import pickle
-import tempfile
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..kernels import Compiled, Config, Engine, InputError, Problem, config_digest, env
 from ..kernels.errors import KernelError
 from ..kernels.paths import compiled_cache
+from ..kernels.whole_file import write_whole
 from .blame import blame
 from .outcome import SetupError
 
@@ -216,10 +215,4 @@ def _write(path: Path, found: object) -> None:
     """Atomically; a full or read-only disk costs the cache entry, not the result."""
     body = pickle.dumps(found)
     with contextlib.suppress(OSError):
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).digest() + body)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        write_whole(path, hashlib.sha256(body).digest() + body)

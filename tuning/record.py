@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
 import tempfile
 import zlib
@@ -19,6 +18,7 @@ from typing import Any
 
 from ..kernels.errors import InputError
 from ..kernels.space import Space, config_digest
+from ..kernels.whole_file import write_whole
 from . import propose
 from .progress import Progress
 from .study import TuningStudy
@@ -169,20 +169,9 @@ def write(path: Path, data: dict[str, Any]) -> None:
     """
     text = json.dumps(data, sort_keys=True, separators=(",", ":")) + "\n"
     try:
-        _write(path, text)
+        write_whole(path, gzip.compress(text.encode(), mtime=0))
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); the study has it all, record again") from error
-
-
-def _write(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(gzip.compress(text.encode(), mtime=0))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def read(path: Path) -> dict[str, Any]:

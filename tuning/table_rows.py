@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from ..kernels.contract import Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.space import Config
+from ..kernels.whole_file import write_whole
 from .between import Decision, figures
 
 if TYPE_CHECKING:
@@ -210,13 +209,6 @@ def write_result(path: Path, table: TableResult) -> None:
     text = result_text(as_result(table))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}); the studies hold it all") from error

@@ -8,7 +8,6 @@ recordings under results/.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from ..kernels import InputError, family
 from ..kernels.gpu_cards import gpu_card
+from ..kernels.whole_file import write_whole
 from .cubin import KernelResources
 from .model_error import DATA
 from .predict import FITTED_ON, predict
@@ -121,9 +121,7 @@ def main(argv: Sequence[str]) -> int:
     print(text, end="")
     if "--write" in argv:
         DATA.parent.mkdir(exist_ok=True)
-        temporary = DATA.with_suffix(".part")
-        temporary.write_text(text)
-        os.replace(temporary, DATA)
+        write_whole(DATA, text)
     return 0
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from k3lab.traces import TraceError, budget_names, load_budget, parse_budget
-from k3lab.traces.families import FAMILIES, family_of, layer_kind
+from k3lab.traces.families import FAMILIES, UNNAMED, Names, layer_kind
 from k3lab.traces.marks import layer_number, step_mark
 from k3lab.traces.names import base_name, short_name
 
@@ -90,15 +90,15 @@ def test_budget_files_by_path(tmp_path):
      ("k3_newfamily_cute_main", "newfamily"), ("ampere_gemm", None), ("xk3_kda", None)],
 )  # fmt: skip
 def test_families_of_our_kernels(kernel, family):
-    assert family_of(kernel) == family
+    assert UNNAMED.family(kernel) == family
 
 
 def test_a_plan_comes_after_a_kernels_own_name_but_not_after_its_whole_name():
     plan = {"attn_res": "attn_res", "gemm": "router", "gemm_splitk": "experts"}
-    assert family_of("k3_output_projection_cute_attn_res", plan) == "output_projection"
-    assert family_of("k3_kda_cute_x", {"k3_kda_cute_x": "mla"}) == "mla"
-    assert family_of("sm103_gemm_splitk_reduce", plan) == "experts"
-    assert family_of("other", plan) is None
+    assert Names(plan).family("k3_output_projection_cute_attn_res") == "output_projection"
+    assert Names({"k3_kda_cute_x": "mla"}).family("k3_kda_cute_x") == "mla"
+    assert Names(plan).family("sm103_gemm_splitk_reduce") == "experts"
+    assert Names(plan).family("other") is None
 
 
 def test_kinds_of_layers():

@@ -10,7 +10,7 @@ import pytest
 from k3lab.decode.stock import stock_layer, target_layer
 from k3lab.traces import TraceError
 from k3lab.traces import names_table as module
-from k3lab.traces.families import FAMILIES, Names, family_of, gather_names, layer_kind, read_plan, stock_instead
+from k3lab.traces.families import FAMILIES, UNNAMED, Names, gather_names, layer_kind, read_plan, stock_instead
 from k3lab.traces.names_table import Entry, glob_matches, load_table, own_tables, parse_table, table_names
 
 OWN = "k3_attention_projection_triton_splitk"
@@ -99,17 +99,17 @@ def test_the_kind_of_vllms_layers_is_told_by_their_names():
 
 def test_vllms_own_kimi_k3_is_not_ours():
     name = "void vllm::kimi_k3_fused_ops::fusedKimiK3MLADecodeQConcatKVCacheKernel<c10::BFloat16>(c10::BFloat16*)"
-    assert family_of(name) is None
+    assert UNNAMED.family(name) is None
     assert gather_names().family(name) == "mla"
 
 
 def test_own_names_come_before_tables_and_a_plan_before_both():
     names = gather_names({"nvjet_sm103": "router", OWN: "kda"})
     assert (names.family(GEMM), names.family(OWN)) == ("router", "kda")
-    assert gather_names().family(OWN) == family_of(OWN) == "attention_projection"
-    assert family_of(STOCK["SiTU"]) is None
-    assert family_of(STOCK["SiTU"], gather_names()) == "experts"
-    assert dict(names) == {"nvjet_sm103": "router", OWN: "kda"}  # as a mapping it is the plan
+    assert gather_names().family(OWN) == UNNAMED.family(OWN) == "attention_projection"
+    assert UNNAMED.family(STOCK["SiTU"]) is None
+    assert gather_names().family(STOCK["SiTU"]) == "experts"
+    assert names.plan == {"nvjet_sm103": "router", OWN: "kda"}
     assert gather_names(tables=[]).family(STOCK["SiTU"]) is None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..analysis import DeviceLayers
 from ..check import report_on
-from ..errors import TraceError
+from ..errors import require_positive
 from ..families import PlanLike, gather_names
 from ..model import Trace
 from ..readers.opening import read_trace
@@ -74,10 +74,9 @@ def diff_traces(
     Raises:
         TraceError: one of them is no usable trace, or a wrong argument.
     """
-    if layers is not None and layers < 1:
-        raise TraceError(f"layers must be 1 or more, not {layers}")
+    require_positive(layers=layers)
     known = gather_names(plan, names)
-    one, other = (report_on(read_trace(path), None, layers, None, None, None, plan, names=names) for path in (a, b))
+    one, other = (report_on(read_trace(path), None, known, layers=layers) for path in (a, b))
     open_questions = [*_open_questions(one, "a"), *_open_questions(other, "b")]
     differing = _differing(one, other)
     notes = _notes(one, other, force and bool(differing))

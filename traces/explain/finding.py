@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..families import Plan, family_of
+from ..families import Names
 from ..names import short_name
 
 NOTABLE_NS = 1000
@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else "".join(sign if sign.isprintable() else " " for sign in text)
 
 
-def kernel_label(name: str, plan: Plan | None = None) -> str:
+def kernel_label(name: str, names: Names) -> str:
     """Short name, with the family where it is known."""
-    family = family_of(name, plan)
+    family = names.family(name)
     return f"{short_name(name)} [{family}]" if family else short_name(name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..analysis import DeviceLayers
-from ..families import Plan
+from ..families import Names
 from ..model import Kernel
 from ..names import short_name
 from ..steps import NONE
@@ -90,7 +90,7 @@ def gap_findings(
     classes: Sequence[Aligned],
     gaps: Sequence[Gap],
     steps: int,
-    plan: Plan | None,
+    names: Names,
     told: set[int],
 ) -> list[Finding]:
     """Findings on gaps.
@@ -100,7 +100,7 @@ def gap_findings(
         classes: its classes, aligned.
         gaps: of the examined steps.
         steps: how many steps those are.
-        plan: kernel names to families.
+        names: families of kernel names.
         told: indices into a step of kernels that were told already.
     """
     by_index: dict[int, list[Gap]] = defaultdict(list)
@@ -109,10 +109,10 @@ def gap_findings(
     found: list[Finding] = []
     seen = set(told)
     for one in classes:
-        found.extend(_everywhere(one, device, by_index, steps, plan, seen))
-        found.extend(_against_peers(one, device, by_index, plan, told, seen))
+        found.extend(_everywhere(one, device, by_index, steps, names, seen))
+        found.extend(_against_peers(one, device, by_index, names, told, seen))
     if device.counts.source != NONE:
-        found.extend(_outside(device, by_index, steps, plan, seen))
+        found.extend(_outside(device, by_index, steps, names, seen))
     found.extend(_rare(device, by_index, steps, seen))
     return found
 
@@ -121,7 +121,7 @@ def _against_peers(
     one: Aligned,
     device: DeviceLayers,
     by_index: Mapping[int, list[Gap]],
-    plan: Plan | None,
+    names: Names,
     told: set[int],
     seen: set[int],
 ) -> list[Finding]:
@@ -146,7 +146,7 @@ def _against_peers(
             cause = main_cause(by_index[at])
             text = (
                 f"{layer.name}: a gap of {microseconds(idle)} before kernel {position} "
-                f"{kernel_label(one.group.sequence[position], plan)}{behind}, {microseconds(usual)} in its peers: {cause.text}"
+                f"{kernel_label(one.group.sequence[position], names)}{behind}, {microseconds(usual)} in its peers: {cause.text}"
             )
             own_gaps.append(Finding("gap", layer.number, text, idle - usual, cause.word))
         found += sorted(own_gaps, key=by_cost)[:_PER_LAYER]
@@ -158,7 +158,7 @@ def _everywhere(
     device: DeviceLayers,
     by_index: Mapping[int, list[Gap]],
     steps: int,
-    plan: Plan | None,
+    names: Names,
     seen: set[int],
 ) -> list[Finding]:
     """Idle time that most layers of a class have."""
@@ -190,7 +190,7 @@ def _everywhere(
     cause = main_cause([gap for gaps in by_place.values() for gap in gaps])
     worst = max(by_place, key=lambda place: (sum(gap.length for gap in by_place[place]), -place))
     text = (
-        f"{head}, most of it before kernel {worst} {kernel_label(group.sequence[worst], plan)} "
+        f"{head}, most of it before kernel {worst} {kernel_label(group.sequence[worst], names)} "
         f"({microseconds(median_ns(gap.length for gap in by_place[worst]))}): {cause.text}"
     )
     return [Finding("idle", None, text, cost, cause.word)]
@@ -201,7 +201,7 @@ def _steps(gaps: Sequence[Gap]) -> int:
 
 
 def _outside(
-    device: DeviceLayers, by_index: Mapping[int, list[Gap]], steps: int, plan: Plan | None, seen: set[int]
+    device: DeviceLayers, by_index: Mapping[int, list[Gap]], steps: int, names: Names, seen: set[int]
 ) -> list[Finding]:
     """Idle time among the kernels before the first layer and after the last."""
     found = []
@@ -219,7 +219,7 @@ def _outside(
         )
         text = (
             f"{where}: {many} of {microseconds(idle[longest])} before "
-            f"{kernel_label(device.steps[0][longest].name, plan)}: {cause.text}"
+            f"{kernel_label(device.steps[0][longest].name, names)}: {cause.text}"
         )
         found.append(Finding("gap", None, text, sum(idle.values()), cause.word))
     return found

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..analysis import DeviceLayers
 from ..budget import Budget
-from ..families import Plan
+from ..families import Names
 from ..family_check import ClassFamilies
 from ..model import Trace
 from .alignment import align
@@ -26,7 +26,7 @@ def explain(
     device: DeviceLayers,
     over: Iterable[int] = (),
     *,
-    plan: Plan | None = None,
+    names: Names,
     budget: Budget | None = None,
     step_ns: int | None = None,
     families: Sequence[ClassFamilies] = (),
@@ -41,7 +41,7 @@ def explain(
         trace: the capture.
         device: the analysed layers of one device of it.
         over: positions of the layers that failed.
-        plan: kernel names to families.
+        names: families of kernel names.
         budget: what the layers are held against.
         step_ns: how long a step takes untraced, if known.
         families: of each class, held against their shares of the budget.
@@ -54,21 +54,21 @@ def explain(
     classes = [align(group, device) for group in device.classes]
     gaps, steps = find_gaps(device, causes)
     told: set[int] = set()
-    found = lost_overlap(classes, device, trace, plan, told)
-    found += never_overlap(classes, device, trace, plan)
-    found += not_hidden(classes, device, plan, told)
-    found += gap_findings(device, classes, gaps, steps, plan, told)
+    found = lost_overlap(classes, device, trace, names, told)
+    found += never_overlap(classes, device, trace, names)
+    found += not_hidden(classes, device, names, told)
+    found += gap_findings(device, classes, gaps, steps, names, told)
     for at, one in enumerate(classes):
         found += against_class(one, device)
-        found += against_peers(one, device, failed, plan, told)
+        found += against_peers(one, device, failed, names, told)
         if budget is not None:
             found += over_count(one, budget)
         if failed.intersection(one.group.members):
-            found.append(largest_parts(one, plan))
+            found.append(largest_parts(one, names))
         if at < len(families) and 2 * len(failed.intersection(one.group.members)) > len(one.group.members):
-            found += over_share(one, families[at], plan, budget)
+            found += over_share(one, families[at], names, budget)
     found += between_classes(classes)
-    found += stock_kernels(device, plan)
+    found += stock_kernels(device, names)
     found += several_graphs(trace, device, gaps, steps)
     found += between_steps(device, causes)
     found += shifted(device, step_ns)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ..analysis import DeviceLayers, Layer
 from ..budget import Budget
 from ..collectives import is_collective
-from ..families import Names, Plan, is_ours, stock_instead
+from ..families import Names, is_ours, stock_instead
 from ..family_check import LEAST_SHARE_NS, ClassFamilies
 from ..names import short_name
 from ..timing import median_ns
@@ -22,7 +22,7 @@ _LISTED = 4
 
 
 def against_peers(
-    one: Aligned, device: DeviceLayers, failed: Collection[int], plan: Plan | None, told: Collection[int] = ()
+    one: Aligned, device: DeviceLayers, failed: Collection[int], names: Names, told: Collection[int] = ()
 ) -> list[Finding]:
     """Kernels that add more than in the other layers of the class.
 
@@ -36,13 +36,11 @@ def against_peers(
         first = device.spans[index][0]
         skip = {modal for own, modal in one.places[index].items() if first + own in told}
         suspect = layer.period > _OUTLIER * usual + NOTABLE_NS or (index in failed and layer.period > usual)
-        found.extend(_of_layer(one, index, layer, 0 if suspect else _FAR, plan, skip))
+        found.extend(_of_layer(one, index, layer, 0 if suspect else _FAR, names, skip))
     return found
 
 
-def _of_layer(
-    one: Aligned, index: int, layer: Layer, far: float, plan: Plan | None, skip: Collection[int]
-) -> list[Finding]:
+def _of_layer(one: Aligned, index: int, layer: Layer, far: float, names: Names, skip: Collection[int]) -> list[Finding]:
     found = []
     for position, (own, _) in sorted(one.medians[index].items()):
         if own <= notable(layer) or position in skip:
@@ -55,7 +53,7 @@ def _of_layer(
             continue
         name = one.group.sequence[position]
         text = (
-            f"{layer.name}: kernel {position} {kernel_label(name, plan)} adds {microseconds(own)}, "
+            f"{layer.name}: kernel {position} {kernel_label(name, names)} adds {microseconds(own)}, "
             f"{microseconds(usual)} in its peers (+{microseconds(own - usual)})"
         )
         if is_collective(name):
@@ -66,17 +64,16 @@ def _of_layer(
     return sorted(found, key=lambda finding: -(finding.cost_ns or 0))[:_PER_LAYER]
 
 
-def largest_parts(one: Aligned, plan: Plan | None) -> Finding:
+def largest_parts(one: Aligned, names: Names) -> Finding:
     """The kernels that add most to a class."""
     increments = usual_increments(one)
     ranked = sorted(range(len(increments)), key=lambda index: (-increments[index], index))[:3]
-    listed = ", ".join(f"{kernel_label(one.group.sequence[i], plan)} {microseconds(increments[i])}" for i in ranked)
+    listed = ", ".join(f"{kernel_label(one.group.sequence[i], names)} {microseconds(increments[i])}" for i in ranked)
     return Finding("parts", None, f"class {one.group.name}: most time is added by {listed}")
 
 
-def over_share(one: Aligned, families: ClassFamilies, plan: Plan | None, budget: Budget | None) -> list[Finding]:
+def over_share(one: Aligned, families: ClassFamilies, names: Names, budget: Budget | None) -> list[Finding]:
     """Families whose kernels add more than their share of the budget, where that was judged to be so."""
-    names = plan if isinstance(plan, Names) else Names(plan or {})
     increments = usual_increments(one)
     known = names.families(one.group.sequence)
     evidence = budget.split.evidence if budget is not None and budget.split is not None else ""
@@ -99,9 +96,8 @@ def over_share(one: Aligned, families: ClassFamilies, plan: Plan | None, budget:
     return found
 
 
-def stock_kernels(device: DeviceLayers, plan: Plan | None) -> list[Finding]:
+def stock_kernels(device: DeviceLayers, names: Names) -> list[Finding]:
     """Planned kernels of ours that did not run, with the stock kernels of their family that did, or that may have."""
-    names = plan if isinstance(plan, Names) else Names(plan or {})
     found = []
     for item in stock_instead(names, [layer.kernels for layer in device.layers]):
         stock = [name for name in item.ran if not is_ours(name)]

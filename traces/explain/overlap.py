@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..analysis import DeviceLayers
-from ..families import Plan
+from ..families import Names
 from ..model import Kernel, Trace
 from ..names import base_name
 from ..timing import median_ns, union_length
@@ -99,7 +99,7 @@ def overlaps(kernels: Sequence[Kernel]) -> list[int | None]:
 
 
 def lost_overlap(
-    classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, plan: Plan | None, told: set[int]
+    classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, names: Names, told: set[int]
 ) -> list[Finding]:
     """Layers in which kernels never overlap their predecessor on the stream, where those of the other layers do.
 
@@ -136,7 +136,7 @@ def lost_overlap(
             many = f"{len(places)} kernels start" if len(places) > 1 else "a kernel starts"
             text = (
                 f"{layer.name}: {many} after the one before on the stream has ended, where the peers overlap; most is lost "
-                f"by kernel {position} {kernel_label(one.group.sequence[position], plan)}, which starts "
+                f"by kernel {position} {kernel_label(one.group.sequence[position], names)}, which starts "
                 f"{microseconds(usual)} before that in its peers: {_attribute(kernels, trace)}"
             )
             found.append(Finding("overlap", layer.number, text, sum(cost for cost, _, _ in places), "lost overlap"))
@@ -156,7 +156,7 @@ def _added(one: Aligned, index: int, position: int) -> int:
     return median_ns(a + b for a, b in zip(parts.increments, parts.bubbles, strict=True))
 
 
-def never_overlap(classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, plan: Plan | None) -> list[Finding]:
+def never_overlap(classes: Sequence[Aligned], device: DeviceLayers, trace: Trace, names: Names) -> list[Finding]:
     """Kernels that overlap their predecessor in no layer of a class most of whose kernels do; what that costs is unknown."""
     by_step = [overlaps(device.steps[step]) for step in examined(device)]
     main = main_stream(device)
@@ -176,7 +176,7 @@ def never_overlap(classes: Sequence[Aligned], device: DeviceLayers, trace: Trace
             continue
         kernels = [device.steps[0][at] for position in never for at in columns[position].values()]
         listed = ", ".join(
-            f"{position} {kernel_label(one.group.sequence[position], plan)}" for position in never[:_LISTED]
+            f"{position} {kernel_label(one.group.sequence[position], names)}" for position in never[:_LISTED]
         )
         text = (
             f"class {one.group.name}: kernel {listed} never starts before the one before it has ended, where {ahead} others "

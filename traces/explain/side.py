@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..analysis import DeviceLayers
-from ..families import Plan
+from ..families import Names
 from ..model import Kernel
 from ..timing import median_ns
 from ..verdict import microseconds
@@ -27,7 +27,7 @@ def main_stream(device: DeviceLayers) -> int:
     return max(work, key=lambda stream: (work[stream], -stream))
 
 
-def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | None, told: set[int]) -> list[Finding]:
+def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, names: Names, told: set[int]) -> list[Finding]:
     """Kernels of side streams that end in a pause of the main stream, which waits for them.
 
     The main stream is that with the most work in the layers. What counts is the part of the pause that the kernel
@@ -48,7 +48,7 @@ def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | No
             told.update(at for index, at in columns[position].items() if exposed[index] > NOTABLE_NS)
             if usual > NOTABLE_NS:
                 text = (
-                    f"class {one.group.name}: kernel {position} {kernel_label(name, plan)} on a side stream is not hidden: "
+                    f"class {one.group.name}: kernel {position} {kernel_label(name, names)} on a side stream is not hidden: "
                     f"the main stream pauses {microseconds(usual)} a layer until it ends"
                 )
                 found.append(Finding("side", None, text, usual * len(exposed), "side stream"))
@@ -57,7 +57,7 @@ def not_hidden(classes: Sequence[Aligned], device: DeviceLayers, plan: Plan | No
                 if value - usual > NOTABLE_NS:
                     layer = device.layers[index]
                     text = (
-                        f"{layer.name}: kernel {position} {kernel_label(name, plan)} on a side stream is not hidden: the "
+                        f"{layer.name}: kernel {position} {kernel_label(name, names)} on a side stream is not hidden: the "
                         f"main stream pauses {microseconds(value)} until it ends, {microseconds(usual)} in its peers"
                     )
                     found.append(Finding("side", layer.number, text, value - usual, "side stream"))
