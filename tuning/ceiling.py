@@ -42,7 +42,7 @@ READERS = (
     Reader("tiles", 8192, 2, 16), Reader("tiles", 8192, 1, 16), Reader("tiles", 2048, 4, 8),
     Reader("bulk", 8192, 6, 1, 1), Reader("bulk", 8192, 3, 1, 2),
 )  # fmt: skip
-"""Two ways to read, in the shapes that were fastest on an H200 (4.60 TB/s; the contests' ``read_ceiling`` says what each process saw)."""
+"""Two ways to read, in several shapes; which is fastest depends on the GPU, and every process finds it anew."""
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,20 @@
-"""Fixtures of the kernel tests."""
+"""Fixtures of the kernel tests; and scripts that stand beside them can be imported."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from k3lab.kernels.bundle.schema import (
-    EntryModel,
-)
+from k3lab.kernels.bundle.schema import EntryModel
 from k3lab.kernels.bundle.writer import write_bundle
 
 from .bundle_case import Written
+
+HERE = str(Path(__file__).parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
 
 
 @pytest.fixture

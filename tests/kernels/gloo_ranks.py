@@ -1,8 +1,4 @@
-"""Real processes, one a rank, over gloo: ``python gloo_ranks.py SIZE SCENARIO FOLDER`` writes ``FOLDER/RANK.pt``.
-
-torch is imported once and the ranks are forked from here, so that eight of them are quick to start. The parent
-serves the store, so no rank's death takes it away.
-"""
+"""Real processes, one a rank, over gloo: ``python gloo_ranks.py SIZE SCENARIO FOLDER`` writes ``FOLDER/RANK.pt``."""
 
 from __future__ import annotations
 
@@ -10,11 +6,11 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked_ranks import fork, join, keep
 from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.distributed import TorchGroup
 from k3lab.kernels.output_projection.twin import output_projection
@@ -105,41 +101,26 @@ SCENARIOS = {one.__name__: one for one in (twin, late, slow, dead, dead_inside, 
 def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
     """One rank: what the scenario returns, or the error's text, and how long it took."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENT_S))
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENT_S))
+    store = join(rank, size, port, PATIENT_S)
     started = time.monotonic()
     try:
         found = SCENARIOS[scenario](rank, size, dist.PrefixStore(scenario, store))
     except CollectiveError as error:
         found = {"error": str(error)}
     found["seconds"] = time.monotonic() - started
-    torch.save(found, folder / f"{rank}.part")
-    os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+    keep(found, folder, rank)
 
 
 def main() -> None:
     """Fork the ranks and see to it that all of them end."""
     size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    told, tell = os.pipe()
-    children = []
-    for rank in range(size):  # before the store, whose thread a fork would lose with the locks it holds
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_main(rank, size, int(os.read(told, 8)), scenario, folder)
-            finally:
-                os._exit(0)  # whatever else a peer's death left open
-        children.append(child)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENT_S))
-    os.write(tell, f"{store.port:8d}".encode() * size)
-    deadline = time.monotonic() + WALL_S
-    while children and time.monotonic() < deadline:
-        children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
-        time.sleep(0.01)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    sys.exit(bool(children))
+    ended = fork(
+        size,
+        lambda rank, port: rank_main(rank, size, port, scenario, folder),
+        patience_s=PATIENT_S,
+        wall_s=WALL_S,
+    )
+    sys.exit(not ended)
 
 
 if __name__ == "__main__":

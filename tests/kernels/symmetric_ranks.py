@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked_ranks import fork, join, keep
 from k3lab.kernels import K3, Config, family
 from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.device import require
@@ -123,41 +123,24 @@ SCENARIOS = {one.__name__: one for one in (steps, late, stalled, killed)}
 
 def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
     """One rank; what went wrong is left as text."""
-    limit = timedelta(seconds=PATIENT_S)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    join(rank, size, port, PATIENT_S)
     try:
         found = SCENARIOS[scenario](rank, size)
     except Exception as error:
         found = {"failed": f"{type(error).__name__}: {error}"}
-    torch.save(found, folder / f"{rank}.part")
-    os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+    keep(found, folder, rank)
 
 
 def main() -> None:
     """Fork the ranks and see to it that all of them end."""
     size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    told, tell = os.pipe()
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank_main(rank, size, int(os.read(told, 8)), scenario, folder)
-            finally:
-                os._exit(0)
-        children.append(child)
-    limit = timedelta(seconds=PATIENT_S)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-    os.write(tell, f"{store.port:8d}".encode() * size)
-    deadline = time.monotonic() + WALL_S
-    while children and time.monotonic() < deadline:
-        children = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
-        time.sleep(0.05)
-    for child in children:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    sys.exit(bool(children))
+    ended = fork(
+        size,
+        lambda rank, port: rank_main(rank, size, port, scenario, folder),
+        patience_s=PATIENT_S,
+        wall_s=WALL_S,
+    )
+    sys.exit(not ended)
 
 
 if __name__ == "__main__":

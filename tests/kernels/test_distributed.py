@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import gloo_ranks as ranks
 import pytest
 import torch
 from k3lab.kernels import InputError
@@ -15,11 +15,7 @@ from k3lab.kernels.collectives import SingleRank, run_virtual_ranks
 from k3lab.kernels.distributed import TorchGroup
 from k3lab.kernels.output_projection.twin import output_projection
 
-SCRIPT = Path(__file__).with_name("gloo_ranks.py")
-_spec = importlib.util.spec_from_file_location("gloo_ranks", SCRIPT)
-assert _spec is not None and _spec.loader is not None
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
+SCRIPT = ranks.__file__
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the ranks are forked")
 F64, BF16 = torch.float64, torch.bfloat16
@@ -28,7 +24,7 @@ F64, BF16 = torch.float64, torch.bfloat16
 def run(size: int, scenario: str, folder: Path) -> dict[int, dict]:
     """What each rank that lived left behind."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(size), scenario, str(folder)],
+        [sys.executable, SCRIPT, str(size), scenario, str(folder)],
         capture_output=True, text=True, timeout=ranks.WALL_S + 60, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, f"ranks had to be killed: {done.stderr}"

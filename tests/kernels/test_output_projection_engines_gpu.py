@@ -83,17 +83,22 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize(("tp", "rows"), SHAPES)
-@pytest.mark.parametrize("kind", ["kda", "restart"])
-def test_equals_the_twin_in_many_launches(device, tp, rows, kind):
-    one = problem(rows, tp, kind)
-    case = Case(device, one, config(one))
+def run_often(case):
+    """The twin's numbers, and the same bits in every launch."""
     case.run()
     case.judge()
     first = case.bits()
     for _ in range(20):
         case.run()
         assert same(first, case.bits())
+
+
+@pytest.mark.parametrize(("tp", "rows"), SHAPES)
+@pytest.mark.parametrize("kind", ["kda", "restart"])
+def test_equals_the_twin_in_many_launches(device, tp, rows, kind):
+    one = problem(rows, tp, kind)
+    case = Case(device, one, config(one))
+    run_often(case)
 
 
 @pytest.mark.parametrize(("tp", "rows"), [(8, 64), (16, 64), (16, 33), (16, 17), (8, 24), (8, 8), (16, 1), (4, 64)])
@@ -101,12 +106,7 @@ def test_equals_the_twin_in_many_launches(device, tp, rows, kind):
 def test_split_equals_the_twin_in_many_launches(device, tp, rows, wait):
     one = problem(rows, tp)
     case = Case(device, one, config(one, SPLIT, consumer_wait=wait), engine=SPLIT)
-    case.run()
-    case.judge()
-    first = case.bits()
-    for _ in range(20):
-        case.run()
-        assert same(first, case.bits())
+    run_often(case)
     for fewer in (1, rows // 2 or 1, rows):
         case.run(fewer)
         case.judge(fewer)
@@ -117,12 +117,7 @@ def test_split_equals_the_twin_in_many_launches(device, tp, rows, wait):
 def test_two_shot_equals_its_twin_in_many_launches(device, tp, rows, wait):
     one = problem(rows, tp)
     case = Case(device, one, config(one, SPLIT, exchange="two_shot", consumer_wait=wait), engine=SPLIT)
-    case.run()
-    case.judge()
-    first = case.bits()
-    for _ in range(20):
-        case.run()
-        assert same(first, case.bits())
+    run_often(case)
     case.run(max(1, rows // 2))
     case.judge(max(1, rows // 2))
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import symmetric_ranks as ranks
 import torch
 from k3lab.kernels.collectives import run_virtual_ranks
 from k3lab.kernels.output_projection.twin import output_projection
 from k3lab.tuning.compare import compare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("device")]
-SCRIPT = Path(__file__).with_name("symmetric_ranks.py")
-_spec = importlib.util.spec_from_file_location("symmetric_ranks", SCRIPT)
-assert _spec is not None and _spec.loader is not None
-ranks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ranks)
+SCRIPT = ranks.__file__
 
 
 def run(size: int, scenario: str, folder: Path) -> dict[int, dict]:
     """What each rank that lived left behind."""
     environment = {**os.environ, "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(size), scenario, str(folder)],
+        [sys.executable, SCRIPT, str(size), scenario, str(folder)],
         capture_output=True, text=True, timeout=ranks.WALL_S + 120, env=environment,
     )  # fmt: skip
     files = {rank: folder / f"{rank}.pt" for rank in range(size)}

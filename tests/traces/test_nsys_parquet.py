@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import sys
 
 import pytest
+from damage import flipped, outcome
 from k3lab.traces import TraceError, check_trace, read_trace
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-
-
-def outcome(folder):
-    """``read``, or ``refused`` with one line."""
-    try:
-        read_trace(folder)
-    except TraceError as error:
-        return "refused" if "\n" not in str(error) else "several lines"
-    return "read"
 
 
 def to_parquet(database, folder):
@@ -119,14 +110,10 @@ def test_flipped_bytes(both):
     _, folder = both
     path = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
     data = path.read_bytes()
-    rng = random.Random(11)
     seen = set()
-    for _ in range(60):
-        broken = bytearray(data)
-        for _ in range(rng.choice((1, 3, 20))):
-            broken[rng.randrange(len(broken))] = rng.randrange(256)
+    for broken in flipped(data, 11, 60):
         path.write_bytes(broken)
-        seen.add(outcome(folder))
+        seen.add(outcome(folder, read_trace))
     assert "refused" in seen and "several lines" not in seen
 
 

@@ -6,6 +6,7 @@ import gzip
 from decimal import Decimal
 
 import pytest
+from damage import outcome
 from k3lab.traces import TraceError, check_trace, inspect_trace, read_trace
 
 NOW = ("Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB),"
@@ -29,14 +30,6 @@ GEMM = '1000,400,1,148,1,1,128,1,1,64,0.000,0.101,,,,,NVIDIA GB300 (0),1,,7,"voi
 NORM = "1350,400,2,148,1,1,128,1,1,64,0.000,0.101,,,,,NVIDIA GB300 (0),1,,7,norm"
 COPY = "1800,90,3,,,,,,,,,,4.194,6337.593,Pinned,Device,NVIDIA GB300 (0),1,,7,[CUDA memcpy Host-to-Device]"
 FILL = "1900,9,4,,,,,,,,,,0.001,6.5,,Device,NVIDIA GB300 (0),1,,7,[CUDA memset]"
-
-
-def outcome(path):
-    """The verdict, or ``refused`` with one line."""
-    try:
-        return check_trace(path, "gb300-tp16").verdict
-    except TraceError as error:
-        return "refused" if "\n" not in str(error) else "several lines"
 
 
 def write(path, *lines, before=""):

@@ -95,7 +95,7 @@ def test_a_chain_is_timed_with_all_its_edges(made, device):
 
 
 def test_blocks_spread_evenly_behind_a_predecessor(device):
-    """The ring of this config fits twice on an SM: without padding some SMs got two blocks and some none, and 24 us became 30."""
+    """The ring of this config fits twice on an SM: without padding some SMs got two blocks and some none, and 24 us became 26."""
     from k3lab.kernels.launch import _Loaded
     from k3lab.tuning.compiling import compile_config
     from k3lab.tuning.policy import QUICK

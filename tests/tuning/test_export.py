@@ -13,7 +13,7 @@ from typing import Any
 
 import fake_family
 import pytest
-from k3lab.kernels import Evidence, InputError
+from k3lab.kernels import Evidence, InputError, whole_file
 from k3lab.kernels.bundle.reader import Bundle, Miss
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import record as recording
@@ -281,7 +281,7 @@ def test_a_recording_is_not_replaced_by_one_of_something_else(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recording.os, "replace", full)
+    monkeypatch.setattr(whole_file.os, "replace", full)
     with pytest.raises(InputError, match=r"space\.json\.gz cannot be written \(No space left on device\)"):
         recording.write(out, {})
     assert out.read_bytes() == before
