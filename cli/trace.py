@@ -21,7 +21,22 @@ from .output import Json, emit
 from .trace_families import render_families
 from .trace_layers import class_table, layer_table
 from .trace_one import render_layer, with_layer
-from .trace_words import COLOURS, Budget, Gpu, Layers, Names, Plan, Rows, Tp, count, line, lines, made_up, us
+from .trace_words import (
+    COLOURS,
+    Budget,
+    Gpu,
+    Layers,
+    LayersFrom,
+    Names,
+    Plan,
+    Rows,
+    Tp,
+    count,
+    line,
+    lines,
+    made_up,
+    us,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,6 +112,7 @@ def check(
     tp: Tp = None,
     rows: Rows = None,
     layers: Layers = None,
+    layers_from: LayersFrom = None,
     layer: Layer = None,
     plan: Plan = None,
     family: Annotated[
@@ -122,6 +138,7 @@ def check(
             step_ns=_ns(step_us),
             family=family,
             names=names,
+            layers_from=layers_from,
         )
         emit(with_layer(report, layer), as_json, render)
     if report.verdict != "pass":
@@ -132,6 +149,7 @@ def check(
 def show(
     file: File,
     layers: Layers = None,
+    layers_from: LayersFrom = None,
     layer: Layer = None,
     plan: Plan = None,
     names: Names = None,
@@ -141,7 +159,7 @@ def show(
     """Show steps, layers and their times, without a budget."""
     from ..traces import inspect_trace
 
-    report = inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names)
+    report = inspect_trace(file, layers=layers, plan=plan, step_ns=_ns(step_us), names=names, layers_from=layers_from)
     emit(with_layer(report, layer), as_json, render)
 
 

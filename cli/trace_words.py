@@ -32,6 +32,12 @@ Rows = Annotated[
     int | None, typer.Option("--rows", help="Rows (tokens) of a decode step, over all requests. Default: the budget's.")
 ]
 Layers = Annotated[int | None, typer.Option("--layers", help="Layers of a step, if known (K3 has 93).")]
+LayersFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--layers-from", help="Another trace of the model, eager with a range around each layer: its layers are these."
+    ),
+]
 Plan = Annotated[
     Path | None,
     typer.Option("--plan", help="JSON {kernel name: family}, or what k3lab decode plan --json prints."),

@@ -10,7 +10,18 @@ from itertools import groupby
 from operator import attrgetter
 
 from .families import layer_kind
-from .layers import LAUNCH_MARKS, NODE_MARKS, RECURRENCE, LayerClass, StepLayers, by_position, classify, split_step
+from .layers import (
+    LAUNCH_MARKS,
+    LENT,
+    NODE_MARKS,
+    RECURRENCE,
+    LayerClass,
+    StepLayers,
+    by_position,
+    classify,
+    split_step,
+)
+from .lent import Lent
 from .macro import broken_at
 from .marking import Marked, mark
 from .mixture import mixed
@@ -111,22 +122,25 @@ def lanes(trace: Trace) -> list[tuple[Kernel, ...]]:
     return [tuple(group) for _, group in ranked if len(group) >= _SIDE_SHARE * len(ranked[0][1])]
 
 
-def analyse(trace: Trace, kernels: Sequence[Kernel], layers: int | None = None) -> DeviceLayers:
+def analyse(
+    trace: Trace, kernels: Sequence[Kernel], layers: int | None = None, lent: Lent | None = None
+) -> DeviceLayers:
     """Steps, layers and times of one device.
 
     Args:
         trace: the capture.
         kernels: the kernels of one device of it.
         layers: how many layers a step has, if known.
+        lent: the marked layers of another run of the model, for a trace without marks.
     """
     items = mark(trace, kernels)
     steps = find_steps(items)
     if not steps.steps:
         abstained = Abstain("no kernel is in any step")
         return _nothing(trace, kernels, steps, abstained)
-    result = _analyse_steps(trace, items, steps, layers)
+    result = _analyse_steps(trace, items, steps, layers, lent)
     if result.abstained is not None and steps.source == GRAPHS and len(steps.steps) > 1:
-        together = _analyse_steps(trace, items, merged(steps, items), layers)
+        together = _analyse_steps(trace, items, merged(steps, items), layers, lent)
         if together.abstained is None:
             return together
     return result
@@ -172,15 +186,17 @@ def _modal(steps: Sequence[Step]) -> tuple[str, ...]:
     return max(counts, key=lambda names: (counts[names], len(names)))
 
 
-def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: int | None) -> DeviceLayers:
+def _analyse_steps(
+    trace: Trace, items: Sequence[Marked], steps: Steps, layers: int | None, lent: Lent | None
+) -> DeviceLayers:
     kernels = [item.kernel for item in items]
     even, counts = _chosen(steps)
     counts = replace(counts, strays=strays(even, items, steps))
-    split = split_step(even[0], layers)
+    split = split_step(even[0], layers, lent)
     if isinstance(split, Abstain):
         return _nothing(trace, kernels, steps, split, counts)
     form = even[0].form()
-    if not all(_same_layers(split, step, form, layers) for step in even[1:]):
+    if not all(_same_layers(split, step, form, layers, lent) for step in even[1:]):
         reason = "steps with the same kernels split into different layers"
         return _nothing(trace, kernels, steps, Abstain(reason), counts)
     missing, cut_marks = silent_marks(trace, items, steps, split)
@@ -197,7 +213,7 @@ def _analyse_steps(trace: Trace, items: Sequence[Marked], steps: Steps, layers: 
         )
         for position in range(len(split.spans))
     )
-    untold = layers is None and split.method not in (NODE_MARKS, LAUNCH_MARKS)
+    untold = layers is None and split.method not in (NODE_MARKS, LAUNCH_MARKS, LENT)
     classes = tuple(classify(sequences))
     return DeviceLayers(
         process=kernels[0].process,
@@ -233,11 +249,13 @@ def _in_turn(sequences: Sequence[tuple[str, ...]]) -> bool:
     )
 
 
-def _same_layers(split: StepLayers, step: Step, form: tuple[object, ...], layers: int | None) -> bool:
+def _same_layers(
+    split: StepLayers, step: Step, form: tuple[object, ...], layers: int | None, lent: Lent | None
+) -> bool:
     """Whether a step splits like the first one, which it does when it has its form."""
     if step.form() == form:
         return True
-    other = split_step(step, layers)
+    other = split_step(step, layers, lent)
     return isinstance(other, StepLayers) and other.spans == split.spans
 
 

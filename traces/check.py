@@ -20,6 +20,8 @@ from .family_check import (
     known_family,
     view_families,
 )
+from .lending import lend
+from .lent import Lent
 from .model import Trace
 from .readers.nsys_sqlite import RECAPTURE
 from .readers.opening import read_trace
@@ -55,6 +57,7 @@ def check_trace(
     step_ns: int | None = None,
     family: str | None = None,
     names: Sequence[str | Path] | None = None,
+    layers_from: str | Path | None = None,
 ) -> Report:
     """Hold the layers of a decode trace against a budget.
 
@@ -69,6 +72,7 @@ def check_trace(
         step_ns: how long a step takes without a profiler; a traced step far from it is told.
         family: hold the kernels of this family against its share of the layer, instead of the layer.
         names: names tables (by name or path) for kernels of other engines; those of the package where not given.
+        layers_from: another trace of the model, eager, with a range around each layer, where this one has none.
 
     Returns:
         A report whose verdict is ``pass``, ``fail`` or ``inconclusive``.
@@ -85,6 +89,7 @@ def check_trace(
         chosen,
         gather_names(plan, names),
         layers=layers,
+        lent=None if layers_from is None else lend(layers_from),
         said=Said(gpu, tp, rows),
         step_ns=step_ns,
         family=family,
@@ -99,10 +104,12 @@ def inspect_trace(
     plan: PlanLike | None = None,
     step_ns: int | None = None,
     names: Sequence[str | Path] | None = None,
+    layers_from: str | Path | None = None,
 ) -> Report:
     """The layers of a trace and their times, without a budget; arguments and errors as for ``check_trace``."""
     require_positive(layers=layers, step_ns=step_ns)
-    return report_on(read_trace(path), None, gather_names(plan, names), layers=layers, step_ns=step_ns)
+    lent = None if layers_from is None else lend(layers_from)
+    return report_on(read_trace(path), None, gather_names(plan, names), layers=layers, lent=lent, step_ns=step_ns)
 
 
 def report_on(
@@ -111,6 +118,7 @@ def report_on(
     names: Names,
     *,
     layers: int | None = None,
+    lent: Lent | None = None,
     said: Said = UNSAID,
     step_ns: int | None = None,
     family: str | None = None,
@@ -120,7 +128,7 @@ def report_on(
         return _without_kernels(trace, budget)
     reports, reasons = [], []
     for kernels in lanes(trace):
-        device = analyse(trace, kernels, layers)
+        device = analyse(trace, kernels, layers, lent)
         report, why = _judge_device(trace, device, budget, said, names, step_ns, family)
         reports.append(report)
         reasons.extend(why)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from .anchors import agree, cut_at_anchors, our_anchors
 from .families import layer_kind
+from .lent import Lent, placed
+from .marking import LayerMark
 from .names import base_name
 from .recurrence import Abstain, find_layers, likeness
 from .steps import Step
@@ -17,6 +19,7 @@ LAUNCH_MARKS = "NVTX or user ranges around the launches"
 ANCHORS = "our attention projections"
 RECURRENCE = "recurring kernel sequence"
 WHOLE = "your word that a step is one layer"
+LENT = "the marked layers of another trace"
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,18 @@ class StepLayers:
     between: int = 0
 
 
-def split_step(step: Step, layers: int | None = None) -> StepLayers | Abstain:
-    """Layers of one step by marks if there are any that hold together, else by our projections, else by recurrence.
+def split_step(step: Step, layers: int | None = None, lent: Lent | None = None) -> StepLayers | Abstain:
+    """Layers of one step: by marks if there are any that hold together, by another trace's, our projections, recurrence.
 
     Where nothing recurs, a step is one layer if ``layers`` says so.
     """
-    marked = _by_marks(step)
+    marks = [item.layer for item in step.kernels]
+    captured = any(item.layer is not None and item.replay is not None for item in step.kernels)
+    marked = _by_marks(marks, NODE_MARKS if captured else LAUNCH_MARKS)
     if marked is not None and (layers is None or len(marked.spans) == layers):
         return marked
+    if lent is not None:
+        return _by_another(step, layers, lent)
     tokens = [_token(item.kernel.name, item.kernel.grid, item.kernel.block) for item in step.kernels]
     anchors = our_anchors(step.names)
     if (cut := cut_at_anchors(tokens, anchors, layers)) is not None:
@@ -68,15 +75,27 @@ def _token(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Hashable
     return (name, grid, block)  # a name alone merges different GEMMs; some files have no grid
 
 
-def _by_marks(step: Step) -> StepLayers | None:
+def _by_another(step: Step, layers: int | None, lent: Lent) -> StepLayers | Abstain:
+    found = placed(step.names, lent)
+    if isinstance(found, str):
+        return Abstain(found)
+    split = _by_marks([item and LayerMark(*item) for item in found], LENT)
+    if split is None:
+        return Abstain(f"the layers of {lent.file} come in another order here")
+    if layers is not None and len(split.spans) != layers:
+        return Abstain(f"{lent.file} has {len(split.spans)} layers, not {layers}")
+    return split
+
+
+def _by_marks(marks: Sequence[LayerMark | None], method: str) -> StepLayers | None:
     spans: list[list[int]] = []
     numbers: list[int] = []
     names: list[str] = []
     between = 0
-    for index, item in enumerate(step.kernels):
-        if item.layer is None:
+    for index, mark in enumerate(marks):
+        if mark is None:
             continue
-        if numbers and numbers[-1] == item.layer.number:
+        if numbers and numbers[-1] == mark.number:
             between += index - spans[-1][1]
             spans[-1][1] = index + 1
             continue
@@ -85,14 +104,12 @@ def _by_marks(step: Step) -> StepLayers | None:
             between += index - spans[-1][1]
             start = spans[-1][1]
         spans.append([start, index + 1])
-        numbers.append(item.layer.number)
-        names.append(item.layer.name)
+        numbers.append(mark.number)
+        names.append(mark.name)
     if not spans or len(set(numbers)) != len(numbers):
         return None  # a number that comes back is not a layer of this step alone
     if between > 0.5 * (spans[-1][1] - spans[0][0]):
         return None
-    captured = any(item.layer is not None and item.replay is not None for item in step.kernels)
-    method = NODE_MARKS if captured else LAUNCH_MARKS
     return StepLayers(tuple((a, b) for a, b in spans), tuple(numbers), tuple(names), method, between)
 
 
