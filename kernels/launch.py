@@ -63,6 +63,16 @@ class _Loaded:
         if launch.pdl:
             self._even_bytes = residency.even_bytes(launch, self.function, self._config)
 
+    @property
+    def carveout(self) -> int:
+        """See :func:`k3lab.kernels.residency.carveout`."""
+        return residency.carveout(self.launch, self.function, self.config(pdl=self.launch.pdl).sharedMemBytes)
+
+    def prefer_carveout(self, percent: int) -> None:
+        """Ask for so much of an SM's memory as shared memory; a kernel that needs more gets what it needs."""
+        preferred = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        _checked(driver.cuFuncSetAttribute(self.function, preferred, percent))
+
     def config(self, *, pdl: bool) -> driver.CUlaunchConfig:
         """Launch configuration without the stream.
 
@@ -103,14 +113,37 @@ class Runner:
         ResidencyError: a cluster of a launch fits nowhere, or a launch's blocks wait for each other and do not all fit.
     """
 
-    def __init__(self, compiled: Compiled, device: str = "cuda", transport: Transport | None = None) -> None:
-        """``transport``: of kernels that write to other ranks; without one each plays them all on this GPU."""
+    def __init__(
+        self,
+        compiled: Compiled,
+        device: str = "cuda",
+        transport: Transport | None = None,
+        *,
+        carveout: int | None = None,
+    ) -> None:
+        """A runner of its own copy of the kernels.
+
+        Args:
+            compiled: what to launch.
+            device: torch's name of it.
+            transport: of kernels that write to other ranks; without one each plays them all on this GPU.
+            carveout: percent of an SM's memory that the kernels leave to shared memory, for the sake of what runs
+                behind them (:attr:`carveout` of its runner); None leaves it to the driver.
+        """
         torch.cuda.current_stream()  # the driver API needs torch's context to be current
         torch.zeros(1, device=device)
         self.compiled = compiled
         self._loaded = [_Loaded(launch) for launch in compiled.launches]
+        if carveout is not None:
+            for loaded in self._loaded:
+                loaded.prefer_carveout(carveout)
         self.transport = transport or Loopback(compiled.problem.tp)
         self.buffers, self._mailboxes = own_buffers(compiled, self.transport, device)
+
+    @property
+    def carveout(self) -> int:
+        """Percent of an SM's shared memory that the first launch takes: what it wants its predecessor to leave."""
+        return self._loaded[0].carveout
 
     def bind(
         self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None, pdl: bool | None = None

@@ -1,7 +1,7 @@
 """A kernel in a chain: what its early weight loads hide behind the kernel before it.
 
 A stand-in for the predecessor takes its time on the SMs without touching the memory, lets dependents start
-at once, and writes the kernel's activation at its end. A pair of the two is timed with the programmatic edge
+at once, leaves as much shared memory as the kernel takes, and writes the kernel's activation at its end. A pair of the two is timed with the programmatic edge
 between them and without; what the predecessor takes alone is taken off both. A chain figure stands beside
 the isolated one and never in its place.
 """
@@ -53,6 +53,8 @@ class ChainTiming:
     pairs: int
     programmatic_edges: int
     """Counted in the captured graph of the pairs."""
+    carveout: int
+    """Percent of an SM's memory that the predecessor leaves to shared memory: what the kernel takes."""
     spread: float
     """(p90 - p10) / median of the pair with the edge."""
     stable: bool
@@ -107,8 +109,12 @@ def handed_over(family: Family, inputs: Mapping[str, torch.Tensor]) -> list[str]
     ]
 
 
-def predecessor(source: torch.Tensor, result: torch.Tensor, microseconds: float) -> Callable[[], None]:
-    """A call that takes so long and then copies ``source`` to ``result``, both of the same whole 32-bit words."""
+def predecessor(source: torch.Tensor, result: torch.Tensor, microseconds: float, carveout: int) -> Callable[[], None]:
+    """A call that takes so long and then copies ``source`` to ``result``, both of the same whole 32-bit words.
+
+    ``carveout``: percent of an SM's memory that it leaves to shared memory (:attr:`k3lab.kernels.launch.Runner.carveout`
+    of what follows).
+    """
     import torch
 
     from ..kernels.device import require
@@ -118,11 +124,13 @@ def predecessor(source: torch.Tensor, result: torch.Tensor, microseconds: float)
     words = source.view(-1).view(torch.int32)
     made = compile_predecessor(device.arch, device.sms, round(microseconds * 1000), words.numel())
     # a full edge to whatever ran before: the spin begins where that has ended
-    return Runner(made).bind({"source": words, "result": result.view(-1).view(torch.int32)}, pdl=False)
+    return Runner(made, carveout=carveout).bind(
+        {"source": words, "result": result.view(-1).view(torch.int32)}, pdl=False
+    )
 
 
 def predecessor_of(
-    family: Family, copies: Sequence[Mapping[str, torch.Tensor]], microseconds: float = PREDECESSOR_US
+    family: Family, copies: Sequence[Mapping[str, torch.Tensor]], carveout: int, microseconds: float = PREDECESSOR_US
 ) -> Callable[[], None]:
     """The predecessor of kernels that work on these copies: it writes the first activation they share."""
     import torch
@@ -130,7 +138,7 @@ def predecessor_of(
     names = handed_over(family, copies[0])
     source = copies[0][names[0]].clone() if names else torch.zeros(4, dtype=torch.int32, device="cuda")
     result = copies[0][names[0]] if names else torch.empty_like(source)
-    return predecessor(source, result, microseconds)
+    return predecessor(source, result, microseconds, carveout)
 
 
 def pairs(
@@ -179,7 +187,7 @@ def time_chain(
     Raises:
         BrokenMeasurement: the captured graph has fewer programmatic edges than launches that ask for one.
     """
-    before = predecessor_of(family, copies, microseconds)
+    before = predecessor_of(family, copies, runner.carveout, microseconds)
     chained = pairs(before, runner, copies)
     found = require_edges(chained, compiled)
     alone, quiet = steady([before], policy)
@@ -192,6 +200,7 @@ def time_chain(
         pair_plain_us=plain.median_us,
         pairs=len(chained),
         programmatic_edges=found,
+        carveout=runner.carveout,
         spread=pair.spread,
         stable=quiet and calm and still,
     )

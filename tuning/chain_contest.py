@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Compiled, Family, Problem
@@ -36,6 +37,8 @@ class Link:
     kept: list[Any] = field(default_factory=list)
     """What the graphs' launches point to."""
     failed: str = ""
+    carveout: int = 0
+    """Percent of an SM's memory that the predecessor leaves to shared memory: what the kernel takes."""
     with_edge: list[Series] = field(default_factory=list)
     without: list[Series] = field(default_factory=list)
 
@@ -55,6 +58,7 @@ class Link:
         return {
             **{name: round(value, 4) for name, value in figures.items()},
             "programmatic": bool(self.with_edge),
+            "carveout": self.carveout,
             "failed": "",
         }
 
@@ -63,7 +67,7 @@ def time_chains(
     family: Family, problem: Problem, contestants: Sequence[Compiled | str], policy: TimingPolicy, seed: int, sign: Callable[[], None],
     microseconds: float = PREDECESSOR_US,
 ) -> dict[str, Any]:  # fmt: skip
-    """Time all on the current GPU behind the same predecessor, weights cold.
+    """Time all on the current GPU behind the same predecessor, weights cold; it leaves each the shared memory it takes.
 
     Args:
         family: the engines'.
@@ -82,12 +86,16 @@ def time_chains(
     sign()
     copies = input_copies(family, problem, policy, seed)
     restore = restorer(family, copies)
-    before = predecessor_of(family, copies, microseconds)
-    alone, quiet = capture_calls([before], policy), []
+    # what it takes alone is the same whatever it leaves to shared memory
+    alone, quiet = capture_calls([predecessor_of(family, copies, 0, microseconds)], policy), []
     links = []
     for compiled in contestants:
         sign()
-        links.append(Link(failed=compiled) if isinstance(compiled, str) else _link(compiled, before, copies, policy))
+        links.append(
+            Link(failed=compiled)
+            if isinstance(compiled, str)
+            else _link(compiled, partial(predecessor_of, family, copies, microseconds=microseconds), copies, policy)
+        )
     for turn, order in enumerate(turns(len(links), ROUNDS)):
         quiet.append(alone.replayed(policy))
         for link in (links[place] for place in order):
@@ -108,7 +116,7 @@ def time_chains(
         "rounds": ROUNDS,
         "policy": policy.to_json(),
     }
-    del links, alone, before, copies, restore
+    del links, alone, copies, restore
     torch.cuda.empty_cache()
     return result
 
@@ -118,17 +126,22 @@ def _middle(series: Sequence[Series]) -> float:
 
 
 def _link(
-    compiled: Compiled, before: Callable[[], None], copies: Sequence[dict[str, torch.Tensor]], policy: TimingPolicy
+    compiled: Compiled,
+    before_of: Callable[[int], Callable[[], None]],
+    copies: Sequence[dict[str, torch.Tensor]],
+    policy: TimingPolicy,
 ) -> Link:
     from ..kernels.launch import ResidencyError, Runner
 
     try:
         runner = Runner(compiled)
+        before = before_of(runner.carveout)
         plain = pairs(before, runner, copies, pdl=False)
         if not any(launch.pdl for launch in compiled.launches):
-            return Link(capture_calls(plain, policy), None, [runner, plain])
+            return Link(capture_calls(plain, policy), None, [runner, plain], carveout=runner.carveout)
         chained = pairs(before, runner, copies)
         require_edges(chained, compiled)
     except (ResidencyError, BrokenMeasurement) as error:
         return Link(failed=describe(error))
-    return Link(capture_calls(plain, policy), capture_calls(chained, policy), [runner, plain, chained])
+    kept = [runner, plain, chained]
+    return Link(capture_calls(plain, policy), capture_calls(chained, policy), kept, carveout=runner.carveout)

@@ -88,7 +88,10 @@ def chain_faults(
             faults.append(f"{how}: {wrong} of {SETS} outputs have other bits than without programmatic edges")
 
     calls = [runner.bind(tensors) for tensors in sets]
-    before = [[chain.predecessor(inputs[name], tensors[name], SPIN_US) for name in handed] for tensors in sets]
+    before = [
+        [chain.predecessor(inputs[name], tensors[name], SPIN_US, runner.carveout) for name in handed]
+        for tensors in sets
+    ]
     for hand_over, where in ((False, "back to back"), (True, "behind a predecessor that writes the activations last")):
         sequence: list[Callable[[], None]] = []
         for _ in range(1 if hand_over or family.mutated else ROUNDS):

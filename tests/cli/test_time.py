@@ -12,7 +12,7 @@ from k3lab.tuning.chain import ChainTiming
 from k3lab.tuning.policy import FULL
 from k3lab.tuning.timing import Series, Timing
 
-CHAIN = ChainTiming(8.0, 9.5, 18.0, 21.5, 10, 10, 0.001, True)
+CHAIN = ChainTiming(8.0, 9.5, 18.0, 21.5, 10, 10, 75, 0.001, True)
 
 
 @pytest.fixture

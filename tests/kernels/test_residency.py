@@ -8,7 +8,16 @@ from types import SimpleNamespace
 import pytest
 from k3lab.kernels import Launch
 from k3lab.kernels.gpu_cards import GPU_CARDS, gpu_card
-from k3lab.kernels.residency import concerned, even_bytes, padded_bytes, refusal, room_by_card, room_on_gpu
+from k3lab.kernels.residency import (
+    carveout,
+    concerned,
+    even_bytes,
+    padded_bytes,
+    percent_taken,
+    refusal,
+    room_by_card,
+    room_on_gpu,
+)
 
 
 def launch(blocks: int, cluster: int = 1, *, waits: bool = False) -> Launch:
@@ -179,3 +188,20 @@ def test_a_driver_that_does_not_say_how_much_there_is(driver, monkeypatch):
     monkeypatch.setattr(real, "cuDeviceGetAttribute", lambda name, device: (real.CUresult.CUDA_ERROR_INVALID_VALUE, 0))
     with pytest.raises(RuntimeError, match="how much shared memory there is"):
         even_bytes(launch(8), None, lambda size: size)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "needs", "percent"),
+    [
+        (131, 172_208, 75),  # one an SM; the carve-outs are coarser: 196 of 228 KB
+        (240, 76_801, 67),  # two an SM
+        (10_000, 76_801, 67),  # no more than fit
+        (102, 115_713, 51),
+        (3216, 16, 12),  # 25 an SM, and the system's kilobyte each
+    ],
+)
+def test_the_carveout_holds_the_blocks_of_an_sm(driver, blocks, needs, percent):
+    assert carveout(dataclasses.replace(launch(blocks), shared_bytes=1), None, needs) == percent
+    beside = min(-(-blocks // SMS), PER_SM // (needs + RESERVED))
+    assert PER_SM * (percent - 1) < 100 * beside * (needs + RESERVED) <= PER_SM * percent
+    assert percent_taken(blocks, SMS, PER_SM, needs + RESERVED) == percent

@@ -22,7 +22,7 @@ PLAIN = Launch("k3_a_b_other", b"", (1, 1, 1), (32, 1, 1), 0, ())
 def timing(**changes: object) -> chain.ChainTiming:
     fields = {
         "spin_us": 8.0, "predecessor_us": 9.5, "pair_us": 21.0, "pair_plain_us": 25.0, "pairs": 10,
-        "programmatic_edges": 10, "spread": 0.004, "stable": True,
+        "programmatic_edges": 10, "carveout": 75, "spread": 0.004, "stable": True,
     }  # fmt: skip
     return chain.ChainTiming(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -44,8 +44,8 @@ def launched(monkeypatch):
     series: list[list[str]] = []
     sources = []
 
-    def predecessor(source, result, microseconds):
-        sources.append((source, result, microseconds))
+    def predecessor(source, result, microseconds, carveout):
+        sources.append((source, result, microseconds, carveout))
         return lambda: seen.append("predecessor")
 
     def steady(calls, policy, restore=None):
@@ -56,6 +56,8 @@ def launched(monkeypatch):
         return Series([1000 * len(series)], 1, 1, {}, {}), True
 
     class Runner:
+        carveout = 75
+
         def bind(self, tensors, *, pdl=None):
             return lambda: seen.append(f"{tensors['w']}{'' if pdl is None else f' pdl={pdl}'}")
 
@@ -89,10 +91,11 @@ def test_pairs_are_timed_with_the_edge_and_without(launched):
         ["predecessor", "w0 pdl=False", "predecessor", "w1 pdl=False"],
     ]
     assert (found.predecessor_us, found.pair_us, found.pair_plain_us) == (1.0, 2.0, 3.0)
-    ((source, result, spin),) = sources
+    ((source, result, spin, carveout),) = sources
     assert result is X  # the activation, neither weight nor state
     assert source is not X
     assert (spin, found.programmatic_edges) == (chain.PREDECESSOR_US, 2)
+    assert carveout == found.carveout == 75  # it leaves what the kernel takes
 
 
 def test_a_chain_that_lost_edges_is_a_broken_measurement(launched):

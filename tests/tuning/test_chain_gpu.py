@@ -96,7 +96,7 @@ def test_a_chain_is_timed_with_all_its_edges(made, device):
 
 def test_blocks_spread_evenly_behind_a_predecessor(device):
     """The ring of this config fits twice on an SM: without padding some SMs got two blocks and some none, and 24 us became 26."""
-    from k3lab.kernels.launch import _Loaded
+    from k3lab.kernels.launch import Runner
     from k3lab.tuning.compiling import compile_config
     from k3lab.tuning.policy import QUICK
     from k3lab.tuning.timing import time_compiled
@@ -111,12 +111,38 @@ def test_blocks_spread_evenly_behind_a_predecessor(device):
     }
     compiled = compile_config(engine, problem, config, device.arch)
     (launch,) = compiled.launches
-    loaded = _Loaded(launch)
+    (loaded,) = Runner(compiled)._loaded
     assert loaded.config(pdl=False).sharedMemBytes == launch.shared_bytes < 114 * 1024
     assert 113 * 1024 < loaded.config(pdl=True).sharedMemBytes < 115 * 1024
     found = time_compiled(FAMILY, compiled, QUICK, chain=True)
     assert found.chain is not None
     assert found.chain.chain_us < found.chain.plain_us + 0.3
+
+
+def test_a_ring_is_filled_early_where_the_predecessor_leaves_it_room(device, monkeypatch):
+    """One block of 172 KB an SM: behind a predecessor whose SMs are all L1 it begins when that has ended."""
+    from k3lab.kernels.launch import Runner
+    from k3lab.tuning.compiling import compile_config
+    from k3lab.tuning.policy import QUICK
+    from k3lab.tuning.timing import time_compiled
+
+    engine, problem = FAMILY.engine("cute_wgmma"), FAMILY.problem(K3, tp=8, rows=64, kind="kda")
+    config = {
+        **engine.space(problem, device.need_card()).default,
+        "tile_rows": 48,
+        "split": 1,
+        "k_tile": 128,
+        "stages": 6,
+    }
+    compiled = compile_config(engine, problem, config, device.arch)
+    roomy = time_compiled(FAMILY, compiled, QUICK, chain=True).chain
+    assert roomy is not None
+    assert roomy.carveout == 75
+    assert roomy.hidden_us > 2
+    monkeypatch.setattr(Runner, "carveout", 0)
+    cramped = time_compiled(FAMILY, compiled, QUICK, chain=True).chain
+    assert cramped is not None
+    assert cramped.chain_us > roomy.chain_us + 1
 
 
 def test_a_contest_of_chains_agrees_with_one_chain_and_is_quick(device):

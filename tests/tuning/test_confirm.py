@@ -91,7 +91,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(links: list[Link], seen: list[str]) -> dict[str, Any]:
         monkeypatch.setattr(chain_contest, "input_copies", lambda *_: [{}, {}])
         monkeypatch.setattr(chain_contest, "restorer", lambda *_: None)
-        monkeypatch.setattr(chain_contest, "predecessor_of", lambda *_: None)
+        monkeypatch.setattr(chain_contest, "predecessor_of", lambda *_, **__: None)
         monkeypatch.setattr(chain_contest, "capture_calls", lambda calls, policy: Graph("before", seen, 9.0))
         monkeypatch.setattr(chain_contest, "_link", lambda link, *_: link)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -101,18 +101,18 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def runner(**buffers: torch.Tensor) -> list[Any]:
-    return [SimpleNamespace(buffers=buffers)]
+    return [SimpleNamespace(buffers=buffers, carveout=40)]
 
 
 def test_all_are_timed_in_turn_behind_one_predecessor(timed: Any) -> None:
     seen: list[str] = []
-    both = Link(Graph("a plain", seen, 21.0), Graph("a", seen, 18.0, 18.4), runner())
+    both = Link(Graph("a plain", seen, 21.0), Graph("a", seen, 18.0, 18.4), runner(), carveout=75)
     plain = Link(Graph("b plain", seen, 20.0, 20.1), None, runner())
     found = timed([both, "does not load", plain], seen)
     assert seen == ["before", "a", "a plain", "b plain", "before", "b plain", "a"]
     first, second, third = found["results"]
     assert first == {
-        "chain_us": 9.2, "plain_us": 12.0, "hidden_us": 2.8, "band_us": 0.4, "programmatic": True, "failed": "",
+        "chain_us": 9.2, "plain_us": 12.0, "hidden_us": 2.8, "band_us": 0.4, "programmatic": True, "carveout": 75, "failed": "",
     }  # fmt: skip
     assert second == {"failed": "does not load"}
     assert (third["chain_us"], third["plain_us"], third["hidden_us"]) == (11.05, 11.05, 0.0)
@@ -141,15 +141,17 @@ def test_without_programmatic_launches_the_plain_pairs_are_the_chain(
     monkeypatch.setattr(chain_contest, "pairs", lambda before, runner, copies, pdl=None: [f"pdl={pdl}"])
     monkeypatch.setattr(chain_contest, "capture_calls", lambda calls, policy: made.append(calls[0]) or calls[0])
     checked: list[Any] = []
+    left: list[int] = []
     monkeypatch.setattr(chain_contest, "require_edges", lambda calls, compiled: checked.append(calls))
     compiled = SimpleNamespace(launches=(Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=pdl),))
-    link = chain_contest._link(compiled, lambda: None, [{}], CHAIN)  # type: ignore[arg-type]
+    link = chain_contest._link(compiled, left.append, [{}], CHAIN)  # type: ignore[arg-type]
     assert (link.plain, link.chained) == ("pdl=False", "pdl=None" if pdl else None)
     assert checked == ([["pdl=None"]] if pdl else [])
+    assert left == [link.carveout] == [40]  # its predecessor leaves what it takes
 
     def lost(*_: Any) -> None:
         raise BrokenMeasurement("0 programmatic edges in the graph of 2 pairs, not 2")
 
     monkeypatch.setattr(chain_contest, "require_edges", lost)
-    found = chain_contest._link(compiled, lambda: None, [{}], CHAIN)  # type: ignore[arg-type]
+    found = chain_contest._link(compiled, left.append, [{}], CHAIN)  # type: ignore[arg-type]
     assert ("programmatic edges" in found.failed) == pdl

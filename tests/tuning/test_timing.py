@@ -150,7 +150,7 @@ def timed(device, monkeypatch):
     monkeypatch.setattr(
         alternatives, "time_alternatives", lambda *_, **how: ({"PyTorch": 17.5, "torch.compile": 16.25}, {})
     )
-    made = chain.ChainTiming(8.0, 9.5, 18.0, 20.0, 3, 3, 0.001, True)
+    made = chain.ChainTiming(8.0, 9.5, 18.0, 20.0, 3, 3, 75, 0.001, True)
     monkeypatch.setattr(chain, "time_chain", lambda *_, **how: made)
 
     def run(*, pdl: bool, floor_bytes: int = 20_000_000, held=None, **asked):
