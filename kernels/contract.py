@@ -271,6 +271,24 @@ class Family(ABC):
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
         """Random inputs of the right shapes, dtypes and magnitudes, the same for the same seed."""
 
+    def input_shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """Input name to shape; families whose inputs are large say it without drawing them."""
+        return {name: tuple(tensor.shape) for name, tensor in self.inputs(problem, 0).items()}
+
+    def row_axes(self, problem: Problem) -> dict[str, int]:
+        """Inputs that hold something of each token row, and along which axis: the one that grows with the rows.
+
+        An axis that merely happens to be as long, such as eight saved blocks beside eight rows, is none.
+        """
+        few = self.input_shapes(problem)
+        many = self.input_shapes(dataclasses.replace(problem, rows=2 * problem.rows))
+        return {
+            name: axis
+            for name, shape in few.items()
+            for axis, extents in enumerate(zip(shape, many[name], strict=True))
+            if extents == (problem.rows, 2 * problem.rows)
+        }
+
     @abstractmethod
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """Output name to (shape, torch dtype name)."""

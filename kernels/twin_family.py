@@ -124,6 +124,10 @@ class TwinFamily(Family):
         generator = torch.Generator(device).manual_seed(seed)
         return {name: draw.tensor(generator) for name, draw in self.draws(problem).items()}
 
+    def input_shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """As the table has them."""
+        return {name: draw.shape for name, draw in self.draws(problem).items()}
+
     def traffic(self, problem: Problem) -> Traffic:
         """Every input of the table read once, every output written once."""
         draws = self.draws(problem)

@@ -151,7 +151,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         for name in family.outputs:
             if bool(written(outputs[name][rows:]).any()):
                 faults.append(f"rows {rows}: {name} was written beyond its {rows} rows")
-        if not faults and (dead := dead_rows(family, inputs, problem.rows, rows)):
+        if not faults and (dead := dead_rows(family, problem, inputs, rows)):
             poison()
             runner.bind({**inputs, **dead, **outputs}, rows=rows)()
             torch.cuda.synchronize()
@@ -187,24 +187,25 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
     return CheckResult(not faults, "gpu", faults[0] if faults else None, errors, labelled)
 
 
-def dead_rows(family: Family, inputs: dict[str, torch.Tensor], most: int, rows: int) -> dict[str, torch.Tensor]:
+def dead_rows(family: Family, problem: Problem, inputs: dict[str, torch.Tensor], rows: int) -> dict[str, torch.Tensor]:
     """Activations whose rows beyond the live ones are NaN: no kernel may let them into a live row's result.
 
     A launch of its own: NaN in a dead row's result would look as if it had not been written.
 
     Args:
         family: says which inputs are weights or updated in place; those stay as they are.
+        problem: how many rows the activations have, and along which axis each.
         inputs: by name.
-        most: rows that the activations have.
         rows: those that live.
     """
     from .chain import handed_over
 
-    if rows == most:
+    if rows == problem.rows:
         return {}
-    found = {name: inputs[name].clone() for name in handed_over(family, inputs) if inputs[name].shape[0] == most}
-    for tensor in found.values():
-        tensor[rows:] = float("nan")
+    axes = family.row_axes(problem)
+    found = {name: inputs[name].clone() for name in handed_over(family, inputs) if name in axes}
+    for name, tensor in found.items():
+        tensor.narrow(axes[name], rows, problem.rows - rows).fill_(float("nan"))
     return found
 
 

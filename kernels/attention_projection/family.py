@@ -88,13 +88,16 @@ class AttentionProjectionFamily(Family):
         generator = torch.Generator(device).manual_seed(seed)
         dtype = getattr(torch, problem.dtype)
 
-        def normal(*shape: int, std: float) -> torch.Tensor:
-            return (torch.randn(shape, generator=generator, device=device) * std).to(dtype)
-
+        spreads = {"x": 1.0, "w": 0.02}
         return {
-            "x": normal(problem.rows, problem.hidden, std=1.0),
-            "w": normal(problem.outputs, problem.hidden, std=0.02),
+            name: (torch.randn(shape, generator=generator, device=device) * spreads[name]).to(dtype)
+            for name, shape in self.input_shapes(problem).items()
         }
+
+    def input_shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """``x`` [rows, hidden], ``w`` [outputs, hidden]."""
+        assert isinstance(problem, AttentionProjection)
+        return {"x": (problem.rows, problem.hidden), "w": (problem.outputs, problem.hidden)}
 
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """``out``: [rows, outputs]."""

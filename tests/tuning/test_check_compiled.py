@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from k3lab.kernels import Buffer, Compiled, Family, Launch, Problem, Tolerance, Traffic, health
+from k3lab.kernels import K3, Buffer, Compiled, Family, Launch, Problem, Tolerance, Traffic, family, health
 from k3lab.tuning import chain, check, check_chain
 
 WIDTH = 8
@@ -54,6 +54,20 @@ class Double(Accumulate):
 
     def twin(self, problem, inputs):
         return {"out": inputs["x"] * 2}
+
+
+class Saved(Accumulate):
+    """``out = x * 2 + sum of the saved blocks``: as many of them, along the first axis, as there are rows."""
+
+    mutated = ()
+
+    def inputs(self, problem, seed, device="cpu"):
+        generator = torch.Generator().manual_seed(seed)
+        saved = torch.randn(4, problem.rows, WIDTH, generator=generator)
+        return {"x": super().inputs(problem, seed, device)["x"], "saved": saved}
+
+    def twin(self, problem, inputs):
+        return {"out": inputs["x"] * 2 + inputs["saved"].sum(0)}
 
 
 class Whole(Accumulate):
@@ -140,7 +154,7 @@ def wait() -> None:
         PENDING.pop(0)()
 
 
-def handing_over(source: torch.Tensor, result: torch.Tensor, microseconds: float) -> Callable[[], None]:
+def handing_over(source: torch.Tensor, result: torch.Tensor, microseconds: float, carveout: int) -> Callable[[], None]:
     def call() -> None:
         wait()  # of its own predecessor
         PENDING.append(lambda: result.copy_(source))
@@ -210,6 +224,8 @@ def judge(monkeypatch):
 
     def run(kernel: Kernel, rows: int = 4, *, with_pdl: bool = False, owner: Family | None = None) -> check.CheckResult:
         class Runner:
+            carveout = 0
+
             def __init__(self, compiled: Compiled) -> None:
                 self.buffers = {
                     buffer.name: torch.zeros(buffer.shape, dtype=torch.int32) for buffer in compiled.buffers
@@ -276,6 +292,37 @@ def test_a_wrong_kernel_is_told_by_what_it_does(judge, kernel, says):
     result = judge(kernel)
     assert not result.ok
     assert says in result.reason
+
+
+def test_dead_rows_are_those_of_the_axis_that_grows_with_the_rows(judge):
+    """Seen on an H200: eight saved blocks beside eight rows, and the last block was taken for a dead row."""
+
+    def kernel(tensors: dict, rows: int) -> None:
+        tensors["out"][:rows] = tensors["x"][:rows] * 2 + tensors["saved"][:, :rows].sum(0)
+
+    def leaky(tensors: dict, rows: int) -> None:
+        kernel(tensors, rows)
+        tensors["out"][:rows] += 0 * tensors["saved"][:, rows:].sum()
+
+    result = judge(kernel, owner=Saved())
+    assert result.ok, result.reason
+    assert "rows 3, launch, other rows NaN: " in judge(leaky, owner=Saved()).reason
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"),
+    [
+        ("attention_projection", {"x": 0}),
+        ("output_projection", {"x": 0, "prefix": 0, "blocks": 1}),
+        ("attn_res", {"prefix": 0, "blocks": 1}),
+        ("lm_head", {"h": 0}),
+    ],
+)
+def test_families_say_where_their_rows_lie(name, axes):
+    one = family(name).problem(K3, tp=8, rows=8)
+    found = family(name).row_axes(one)
+    assert {key: axis for key, axis in found.items() if key in axes} == axes
+    assert not set(found) & set(family(name).rotated)
 
 
 def test_whole_numbers_are_judged_alike(judge):
