@@ -10,11 +10,11 @@ from ..contract import Problem, Tensors, Tolerance, Traffic
 from ..model_card import ModelCard
 from ..mxfp4 import GROUP, ROUNDINGS
 from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
+from .layout import BLOCK_BYTES, LOADED, SCALE_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-PACKED = ("w1", "w1_scale", "w3", "w3_scale", "w2", "w2_scale")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ExpertsFamily(TwinFamily):
     name = "experts"
     title = "routed MXFP4 experts and the shared expert"
     outputs = ("latent_partial", "shared_partial")
-    rotated = (*PACKED, "gate", "up", "down")
+    rotated = (*LOADED, "gate", "up", "down")
     problem_type = Experts
 
     @property
@@ -74,24 +74,25 @@ class ExpertsFamily(TwinFamily):
         assert isinstance(problem, Experts)
         rows, hidden, latent, inner = problem.rows, problem.hidden, problem.latent, problem.intermediate
 
-        def packed(*shape: int) -> Draw:
-            return Draw((problem.experts, *shape), dtype="uint8")
+        def codes(*blocks: int) -> Draw:
+            return Draw((problem.experts, *blocks, BLOCK_BYTES), dtype="uint8")
 
-        def scale(*shape: int, width: int) -> Draw:
+        def scale(*blocks: int, width: int) -> Draw:
             # codes have a root mean square of 2.9, near 2^1.5
             exponent = 127 - round(0.5 * math.log2(width) + 1.5)
-            return Draw((problem.experts, *shape), dtype="uint8", low=exponent, high=exponent + 2)
+            shape = (problem.experts, *blocks, SCALE_BYTES)
+            return Draw(shape, dtype="uint8", low=exponent, high=exponent + 2)
+
+        first, second = (inner // 16, latent // GROUP), (latent // GROUP, inner // GROUP)
 
         return {
             "latent": Draw((rows, latent)),
             "ids": Draw((rows, problem.top_k), dtype="int64", high=problem.experts),
             "weights": Draw((rows, problem.top_k), dtype="float32", std=0.1 / problem.top_k, mean=1 / problem.top_k),
-            "w1": packed(inner, latent // 2),
-            "w1_scale": scale(inner, latent // GROUP, width=latent),
-            "w3": packed(inner, latent // 2),
-            "w3_scale": scale(inner, latent // GROUP, width=latent),
-            "w2": packed(latent, inner // 2),
-            "w2_scale": scale(latent, inner // GROUP, width=inner * problem.tp),
+            "w13": codes(*first),
+            "w13_scale": scale(*first, width=latent),
+            "w2": codes(*second),
+            "w2_scale": scale(*second, width=inner * problem.tp),
             "x": Draw((rows, hidden)),
             "gate": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
             "up": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
@@ -118,15 +119,19 @@ class ExpertsFamily(TwinFamily):
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, rounded only to MXFP8 where the kind asks for it."""
-        from .twin import ExpertWeights, routed, shared
+        import torch
+
+        from .layout import unload
+        from .twin import routed, shared
 
         assert isinstance(problem, Experts)
         t = in_fp32(inputs)
         beta, linear_beta = problem.beta, problem.linear_beta
-        experts = ExpertWeights(**{name: t[name] for name in PACKED})
+        chosen, places = torch.unique(t["ids"], return_inverse=True)
+        experts = unload({name: t[name][chosen] for name in LOADED})
         return {
             "latent_partial": routed(
-                t["latent"], t["ids"], t["weights"], experts,
+                t["latent"], places, t["weights"], experts,
                 beta=beta, linear_beta=linear_beta, activations=problem.kind,
             ),
             "shared_partial": shared(t["x"], t["gate"], t["up"], t["down"], beta=beta, linear_beta=linear_beta),
@@ -142,7 +147,7 @@ class ExpertsFamily(TwinFamily):
         """Only the distinct experts that uniform routing hits are read."""
         assert isinstance(problem, Experts)
         whole = super().traffic(problem)
-        one = sum(draw.bytes for name, draw in self.draws(problem).items() if name in PACKED) / problem.experts
+        one = sum(draw.bytes for name, draw in self.draws(problem).items() if name in LOADED) / problem.experts
         return replace(whole, weight_bytes=whole.weight_bytes - round((problem.experts - problem.distinct) * one))
 
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
