@@ -8,10 +8,11 @@ from typing import Any
 
 from .. import health
 from ..contract import Arg, Buffer, Engine, Problem, Work
+from ..errors import InputError
 from ..params import pinned
 from ..space import Config, Constraint, Param
 from .family import OutputProjection
-from .mailbox import Layout, RowExchange, epochs_buffer, one_shot, packet, two_shot
+from .mailbox import PACKETS, Layout, Packet, RowExchange, epochs_buffer, one_shot, packet, two_shot
 
 COLUMNS = 56
 """Columns of w_o that one block of the producer makes: eight packets of seven."""
@@ -24,7 +25,6 @@ SCALAR_PACKETS = 8
 prefix."""
 SUM_WORDS = 66
 """FP32 words a row of one warp's sums takes in shared memory."""
-PACKET = packet("bf16x7e16")
 RESERVED_REGISTERS = 30
 """Addresses, targets and the allocator's slack, beside operands and sums."""
 MIXER_REGISTERS = 150
@@ -39,6 +39,9 @@ GEMM_PARAMS = (
 )
 """Of the part that makes the partials."""
 BACKOFF = Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls")
+PACKET = Param(
+    "packet", tuple(PACKETS), "one access: seven BF16 values and 16 bits of the epoch, or two values and 32 bits of it"
+)
 
 
 def projection(problem: Problem) -> OutputProjection:
@@ -62,16 +65,42 @@ def refuses_always(engine: Engine, problem: OutputProjection, arch: str) -> str 
     return None
 
 
+def form(config: Config) -> Packet:
+    """The packets that ranks exchange."""
+    return packet(str(config.get("packet", "bf16x7e16")))
+
+
 def mail(problem: OutputProjection, config: Config) -> tuple[Layout, ...]:
     """Mailboxes: of partials, and of an owner's sums where the exchange is ``two_shot``."""
     if config.get("exchange") == "two_shot":
-        return two_shot(problem.tp, problem.rows, problem.hidden, PACKET)
-    return (one_shot(problem.tp, problem.rows, problem.hidden, PACKET),)
+        return two_shot(problem.tp, problem.rows, problem.hidden, form(config))
+    return (one_shot(problem.tp, problem.rows, problem.hidden, form(config)),)
 
 
 def shard(problem: OutputProjection, config: Config) -> int:
-    """Packets of a row that a rank owns; 0 where each rank sums all columns."""
-    return mail(problem, config)[0].packets if config.get("exchange") == "two_shot" else 0
+    """How many lanes' seven columns of a row a rank owns; 0 where each rank sums all columns."""
+    return HIDDEN // 7 // problem.tp if config.get("exchange") == "two_shot" else 0
+
+
+def stores(config: Config) -> str:
+    """How the producer publishes: ``peer`` stores, or ``multicast``, one that the switch copies to every rank.
+
+    Not in the space: the transport says which kernels it serves.
+
+    Raises:
+        InputError: the config's packets cannot be sent so.
+    """
+    how = str(config.get("stores", "peer"))
+    if how not in ("peer", "multicast"):
+        raise InputError(f"no stores {how!r}; there are peer and multicast")
+    if how == "multicast" and form(config).bytes > 8:
+        raise InputError(
+            f"multicast stores of packets {form(config).name}: multimem.st has no 16 bytes that are one access; "
+            "packet b32e32 has 8"
+        )
+    if how == "multicast" and config.get("exchange") == "two_shot":
+        raise InputError("multicast stores reach every rank; two_shot sends each owner its own columns")
+    return how
 
 
 def scalars(problem: OutputProjection) -> RowExchange:

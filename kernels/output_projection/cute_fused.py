@@ -9,8 +9,8 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from .cute_mix import UNITS, take_unit, weights_of
-from .cute_parts import count_launch, epoch_of, pause
 from .cute_product import ROW_WORDS, partial
+from .cute_waits import count_launch, epoch_of, pause
 
 
 @cute.kernel
@@ -21,7 +21,7 @@ def k3_output_projection_cute_fused_step(
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
-    BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Block b: the first ``WARPS`` warps make and publish columns 56 b onwards; warp m of the ``MIXERS`` others
     takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
@@ -39,7 +39,7 @@ def k3_output_projection_cute_fused_step(
         partial(
             x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows,
             block, warp, lane,
-            ROWS, WIDTH, HIDDEN, TP, 0, CHUNKS, DEPTH, DEPTH, WARPS, MIXERS, RELEASE, JITTER,
+            ROWS, WIDTH, HIDDEN, TP, 0, CHUNKS, DEPTH, DEPTH, WARPS, FORM, STORES, MIXERS, RELEASE, JITTER,
         )  # fmt: skip
     else:
         number = block * MIXERS + warp - WARPS
@@ -50,7 +50,7 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, BACKOFF,
+            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
             32 * (WARPS + MIXERS), JITTER,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
@@ -72,10 +72,10 @@ def launch(
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
-    BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_fused_step(
         x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
-        rows, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, BACKOFF, RELEASE, JITTER,
+        rows, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
     ).launch(grid=[HIDDEN // 56, 1, 1], block=[32 * (WARPS + MIXERS), 1, 1], stream=stream)  # fmt: skip

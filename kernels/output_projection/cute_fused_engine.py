@@ -15,6 +15,7 @@ from .common import (
     GEMM_PARAMS,
     HIDDEN,
     MIXER_REGISTERS,
+    PACKET,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -22,11 +23,13 @@ from .common import (
     exchange_order,
     exchange_work,
     fake_tensors,
+    form,
     gemm_constraints,
     gemm_registers,
     projection,
     refuses_always,
     register_limit,
+    stores,
     tensor_args,
 )
 
@@ -51,7 +54,10 @@ class CuteFusedEngine(Engine):
     family = "output_projection"
     compiler = "cute"
     sources = (
-        *(HERE / f"{name}.py" for name in ("cute_fused", "cute_mix", "cute_parts", "cute_product")),
+        *(
+            HERE / f"{name}.py"
+            for name in ("cute_fused", "cute_mix", "cute_packets", "cute_parts", "cute_product", "cute_waits")
+        ),
         HERE.parent / "cute_streaming.py",
     )
 
@@ -75,6 +81,7 @@ class CuteFusedEngine(Engine):
         return Space(
             params=(
                 *GEMM_PARAMS,
+                PACKET,
                 BACKOFF,
                 RELEASE,
                 K_ORDER,
@@ -98,12 +105,12 @@ class CuteFusedEngine(Engine):
         """Six warps, so that with two mixers a block has eight: as many registers as a thread can have."""
         problem = projection(problem)
         return {
-            "run_bytes": 64, "warps_k": 6, "depth": min(4 if problem.rows <= 8 else 3, problem.width // 192), "backoff": 0, "release": "loads",
+            "run_bytes": 64, "warps_k": 6, "depth": min(4 if problem.rows <= 8 else 3, problem.width // 192), "packet": "bf16x7e16", "backoff": 0, "release": "loads",
             "k_order": "free",
         }  # fmt: skip
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
-        """One launch. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""
         from cutlass import Int32
 
         from ..cute_compile import compile_cute
@@ -119,7 +126,7 @@ class CuteFusedEngine(Engine):
             (
                 *(fakes[name] for name in args), Int32(1), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
                 problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
-                warps, finishing, int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+                warps, finishing, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
             ),
             arch,
             grid=(blocks, 1, 1),

@@ -7,36 +7,31 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import read
+from .cute_packets import GROUP_BYTES, both, offsets, publish, send
 from .cute_parts import (
     EXP2,
-    LOAD_TARGET,
-    LOAD_WORD,
     LOG2E,
-    PARTIAL,
     RCP,
-    ROW,
     RSQRT,
-    TOTAL,
     as_float,
     as_word,
     packed,
-    pause,
-    poll,
-    publish,
     row_words,
-    scaled,
     seven,
     store_row_words,
     sum_lanes,
     sum_sixteen,
     unary,
 )  # fmt: skip
+from .cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, ROW, TOTAL, pause, poll
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
 UNITS = 32
 SUMS_DONE = 2
 # what units tell each other: packets of the exchange of scalars, the saved blocks' in those before these
 PACKETS, MIX_PACKET, SUM_PACKET = 8, 6, 7
+# ranks whose packets a lane polls at once: four accesses a rank fill the registers sooner
+AT_ONCE = {"bf16x7e16": 16, "b32e32": 4}
 
 
 @cute.jit
@@ -92,7 +87,7 @@ def mix_of_saved(
         pause(JITTER, epoch, block * 64 + 32 + unit)
         if lane < packets:
             publish(scalars + lane * step + unit * 16, [*three, epoch], "gpu")
-        got = poll(scalars + lane * 16, packets, step, "gpu", 32, epoch, health, ROW, 0, block, 0)
+        got, _ = poll([scalars + lane * 16], packets, step, "gpu", 32, epoch, health, ROW, 0, block, 0)
         sums = [as_float(got[4 * (i // 3) + i % 3]) if i < 2 * count else Float32(0.0) for i in range(16)]
         mine = sum_sixteen(sums, lane)
         square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
@@ -119,19 +114,36 @@ def mix_of_saved(
 
 
 @cute.jit
-def in_rank_order(words: list):
-    """Sum of the packets of all ranks, FP32."""
-    values = seven(words[:4])
-    for rank in cutlass.range_constexpr(1, len(words) // 4):
-        values = [v + more for v, more in zip(values, seven(words[4 * rank : 4 * rank + 4]), strict=True)]
-    return values
+def ranks_sum(
+    mailbox: Int64, packet: Int32, COUNT: cutlass.Constexpr, SLOT_PACKETS: cutlass.Constexpr, FORM: cutlass.Constexpr,
+    epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
+):  # fmt: skip
+    """(FP32 sum of a lane's packets of ``COUNT`` ranks, in rank order; what was missing after the limit).
+
+    ``packet`` counts from the start of rank ``slot``'s slot, which has ``SLOT_PACKETS`` lanes' packets, as all have.
+    """
+    stride = SLOT_PACKETS // 8 * GROUP_BYTES[FORM]
+    values: list = []
+    missing = Uint32(0)
+    for first in cutlass.range_constexpr(0, COUNT, AT_ONCE[FORM]):
+        at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
+        count = min(AT_ONCE[FORM], COUNT - first)
+        words, more = poll(at, count, stride, "sys", 16, epoch, health, PHASE, slot + first, block, BACKOFF)
+        missing |= more
+        for i in cutlass.range_constexpr(count):
+            four = words[4 * i : 4 * i + 4]
+            if cutlass.const_expr(FORM == "b32e32"):
+                four[3] = four[3] >> (packet % 2 * 16)
+            one = seven(four)
+            values = [v + w for v, w in zip(values, one, strict=True)] if first + i > 0 else one
+    return values, missing
 
 
 @cute.jit
 def own_columns(
     mailbox: Int64, targets: Int64, number: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
-    ROWS: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    ROWS: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, FORM: cutlass.Constexpr,
+    BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Two-shot: sum the partials of this rank's columns, 32 packets a warp, and send the sums to all ranks.
 
@@ -139,22 +151,21 @@ def own_columns(
     """
     if number < ROWS * SHARD // 32:
         parity = Int32(epoch & Uint32(1))
-        line = (parity * ROWS * SHARD + number * 32 + lane) * 16
+        packet = parity * ROWS * SHARD + number * 32 + lane
         (claim,) = read(LOAD_WORD, health, 1, [])
         pause(JITTER, epoch, block * 64 + 37 + number)
-        words = poll(
-            mailbox + line, TP, 2 * ROWS * SHARD * 16, "sys", 16, epoch, health, PARTIAL, 0, block, BACKOFF
-        )  # fmt: skip
-        total = packed(in_rank_order(words))
-        missing = claim
-        for rank in cutlass.range_constexpr(TP):
-            missing |= (words[4 * rank + 3] ^ (epoch << 16)) >> 16
+        values, missing = ranks_sum(
+            mailbox, packet, TP, 2 * ROWS * SHARD, FORM, epoch, health, PARTIAL, Int32(0), block, BACKOFF
+        )
+        total = packed(values)
+        if cutlass.const_expr(FORM == "b32e32"):
+            total[3] = both(total[3], arch.shuffle_sync_bfly(total[3], 1))
         pause(JITTER, epoch, block * 64 + 38 + number)
         for rank in cutlass.range_constexpr(TP):
             target = read(LOAD_TARGET, targets + rank * 16, 4, [])
             address = Int64(target[1]) << 32 | Int64(target[0])
-            if missing == Uint32(0):
-                publish(address + line, scaled(total, target[2], epoch), "sys")
+            if missing | claim == Uint32(0):
+                send(address, packet, total, target[2], epoch, FORM)
 
 
 @cute.jit
@@ -162,7 +173,7 @@ def finish(
     mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, scalars: Int64,
     unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
@@ -175,13 +186,13 @@ def finish(
     pause(JITTER, epoch, block * 64 + 33 + unit)
     if cutlass.const_expr(SHARD > 0):
         owner = packet // SHARD
-        at = mailbox + (((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD) * 16
-        words = poll(at, 1, 0, "sys", 16, epoch, health, TOTAL, owner, block, BACKOFF)
-        values = seven(words)
+        place = ((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD
+        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, epoch, health, TOTAL, owner, block, BACKOFF)
     else:
-        at = mailbox + ((parity * ROWS + row) * (HIDDEN // 7) + packet) * 16
-        words = poll(at, TP, 2 * ROWS * (HIDDEN // 7) * 16, "sys", 16, epoch, health, PARTIAL, 0, block, BACKOFF)
-        values = in_rank_order(words)
+        place = (parity * ROWS + row) * (HIDDEN // 7) + packet
+        values, _ = ranks_sum(
+            mailbox, place, TP, 2 * ROWS * (HIDDEN // 7), FORM, epoch, health, PARTIAL, Int32(0), block, BACKOFF
+        )
     new = packed(values)
     if cutlass.const_expr(not RESTART):
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
@@ -198,7 +209,7 @@ def finish(
     store_row_words(prefix_out, row, HIDDEN, packet, new)
     first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
     count = SUM_PACKET + 1 - first
-    got = poll(scalars + first * step + lane * 16, count, step, "gpu", 32, epoch, health, ROW, 0, block, BACKOFF)
+    got, _ = poll([scalars + first * step + lane * 16], count, step, "gpu", 32, epoch, health, ROW, 0, block, BACKOFF)
     sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
     sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
     square, dot, cross, mixed = sums
@@ -217,8 +228,8 @@ def finish(
 def take_unit(
     tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, WAIT_FOR: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    WAIT_FOR: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
@@ -240,7 +251,7 @@ def take_unit(
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
         finish(
             mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
-            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, BACKOFF, JITTER,
+            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, JITTER,
         )  # fmt: skip
     else:
         if cutlass.const_expr(WAIT_FOR > 0):

@@ -8,7 +8,9 @@ from cutlass.cute import arch
 
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from .cute_mix import SUMS_DONE
-from .cute_parts import LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish, rounded, scaled
+from .cute_packets import both, send, send_to_all
+from .cute_parts import rounded
+from .cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 
 COLUMNS = 56
 # FP32 sums of one row in shared memory: eight packets of eight, and two more so that rows fall on other banks
@@ -57,19 +59,29 @@ def where_to(
     quad: Int32,
     TP: cutlass.Constexpr,
     SHARD: cutlass.Constexpr,
+    STORES: cutlass.Constexpr,
 ):
     """(epoch, claim of the health record, lines of the table of targets).
 
-    A lane publishes to every fourth rank; with ``SHARD`` packets a rank owns, to the columns' owner alone.
+    A lane publishes to every fourth rank; with ``SHARD`` packets a rank owns, to the columns' owner alone; where one
+    store reaches all ranks, to line 0.
     """
     epoch, whom = epoch_of(counter, block), []
     (claim,) = read(LOAD_WORD, health, 1, [])
     if cutlass.const_expr(SHARD > 0):
         whom.append(read(LOAD_TARGET, targets + block * 8 // SHARD * 16, 4, []))
+    elif cutlass.const_expr(STORES == "multicast"):
+        whom.append(read(LOAD_TARGET, targets, 4, []))
     else:
         for i in cutlass.range_constexpr(-(-TP // 4)):
             whom.append(read(LOAD_TARGET, targets + cutlass.min(quad + 4 * i, TP - 1) * 16, 4, []))
     return epoch, claim, whom
+
+
+@cute.jit
+def address_of(target: list):
+    """Where a line of the table of targets points."""
+    return Int64(target[1]) << 32 | Int64(target[0])
 
 
 @cute.jit
@@ -78,7 +90,7 @@ def partial(
     warp: Int32, lane: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
-    WAITERS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, WAITERS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Columns ``56 block`` onwards of ``x w^T``, rounded once to BF16, into this rank's slot on every rank.
 
@@ -99,7 +111,7 @@ def partial(
     w_at = w + (Int64(block * COLUMNS + group // CHUNKS) * WIDTH + start + group % CHUNKS * 32) * 2
     policy = Int64(EVICT_FIRST)
     if cutlass.const_expr(RELEASE == "entry"):
-        arch.griddepcontrol_launch_dependents()
+        release(JITTER, block * 64 + 16 + warp)
     hop = width * WARPS * 2
     w_in = [run(LOAD_W, w_at, n_tiles, per_tile * WIDTH * 2, s * hop, [policy]) for s in range(depth)]
     arch.griddepcontrol_wait()
@@ -114,10 +126,10 @@ def partial(
     x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
     epoch, claim, whom = Uint32(0), Uint32(0), []
     if cutlass.const_expr(ROWS <= 16):
-        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD, STORES)
 
     if cutlass.const_expr(RELEASE == "loads" and depth == steps):
-        arch.griddepcontrol_launch_dependents()
+        release(JITTER, block * 64 + 16 + warp)
     acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
     for r in cutlass.range(steps // depth - 1, unroll=1):
         for d in cutlass.range_constexpr(depth):
@@ -133,14 +145,14 @@ def partial(
         if cutlass.const_expr(d + ahead < depth + rest):
             x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest - depth + d + ahead) * hop)
     if cutlass.const_expr(RELEASE == "loads" and depth < steps):
-        arch.griddepcontrol_launch_dependents()
+        release(JITTER, block * 64 + 16 + warp)
     for d in cutlass.range_constexpr(rest):
         acc = multiply(acc, w_in[d], x_in[d % ahead], halves)
         if cutlass.const_expr(d + ahead < rest):
             x_in[d % ahead] = each(LOAD_X, x_at, (steps - rest + d + ahead) * hop)
 
     if cutlass.const_expr(ROWS > 16):  # sums of more rows leave no registers for these meanwhile
-        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD)
+        epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD, STORES)
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
         for j in cutlass.range_constexpr(n_tiles):
@@ -169,15 +181,21 @@ def partial(
                 first += sums[at + part * size]
                 second += sums[at + part * size + 1]
             mine = rounded(first, second)
-            whole = [arch.shuffle_sync(mine, (lane & 28) + word) for word in range(4)]
-            if cutlass.const_expr(SHARD > 0):
-                line = ((parity * ROWS + row) * SHARD + block * 8 % SHARD + group) * 16
+            # of the rank's own columns, of all columns
+            of_row = SHARD if cutlass.const_expr(SHARD > 0) else HIDDEN // 7
+            packet = (parity * ROWS + row) * of_row + block * 8 % of_row + group
+            if cutlass.const_expr(STORES == "multicast"):
+                beside = arch.shuffle_sync_bfly(mine, 4)
+                word = mine if quad < 3 else both(mine, beside)
+                if claim == Uint32(0):
+                    send_to_all(address_of(whom[0]), packet, quad, word, whom[0][2], epoch)
             else:
-                line = ((parity * ROWS + row) * (HIDDEN // 7) + block * 8 + group) * 16
-            for i in cutlass.range_constexpr(len(whom)):
-                address = Int64(whom[i][1]) << 32 | Int64(whom[i][0])
-                rank = quad if cutlass.const_expr(SHARD > 0) else quad + 4 * i
-                if rank < (1 if SHARD > 0 else TP) and claim == Uint32(0):
-                    publish(address + line, scaled(whole, whom[i][2], epoch), "sys")
+                whole = [arch.shuffle_sync(mine, (lane & 28) + word) for word in range(4)]
+                if cutlass.const_expr(FORM == "b32e32"):
+                    whole[3] = both(whole[3], arch.shuffle_sync(mine, ((lane & 28) ^ 4) + 3))
+                for i in cutlass.range_constexpr(len(whom)):
+                    rank = quad if cutlass.const_expr(SHARD > 0) else quad + 4 * i
+                    if rank < (1 if SHARD > 0 else TP) and claim == Uint32(0):
+                        send(address_of(whom[i]), packet, whole, whom[i][2], epoch, FORM)
     pause(JITTER, epoch, block * 64 + 35)
     return epoch

@@ -9,8 +9,8 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from .cute_mix import UNITS, own_columns, take_unit, weights_of
-from .cute_parts import count_launch, epoch_of, pause
 from .cute_product import COLUMNS, ROW_WORDS, partial
+from .cute_waits import count_launch, epoch_of, pause, release
 
 
 @cute.kernel
@@ -18,7 +18,7 @@ def k3_output_projection_cute_split_producer(
     x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Block b makes and publishes columns 56 b onwards of this rank's partial. It waits for no packet."""
     t, _, _ = arch.thread_idx()
@@ -28,7 +28,7 @@ def k3_output_projection_cute_split_producer(
     counter = epochs.iterator.toint()
     epoch = partial(
         x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter, health.iterator.toint(), rows, block,
-        warp, t % 32, ROWS, WIDTH, HIDDEN, TP, SHARD, CHUNKS, DEPTH, X_DEPTH, WARPS, 0, RELEASE, JITTER,
+        warp, t % 32, ROWS, WIDTH, HIDDEN, TP, SHARD, CHUNKS, DEPTH, X_DEPTH, WARPS, FORM, STORES, 0, RELEASE, JITTER,
     )  # fmt: skip
     # all warps have read the counter: they have met since
     if t == 0:
@@ -42,7 +42,7 @@ def k3_output_projection_cute_split_consumer(
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Warp m of block b takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
 
@@ -58,7 +58,7 @@ def k3_output_projection_cute_split_consumer(
     warp = arch.make_warp_uniform(arch.warp_idx())
     lane = t % 32
     number = block * MIXERS + warp
-    arch.griddepcontrol_launch_dependents()
+    release(JITTER, block * 64 + 16 + warp)
     weights = weights_of(
         res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
     )  # fmt: skip
@@ -72,29 +72,13 @@ def k3_output_projection_cute_split_consumer(
         # the first warps of every block, so that all SMs take part
         own_columns(
             mailbox.iterator.toint(), totals_targets.iterator.toint(), warp * (ROWS * UNITS // MIXERS) + block, lane, epoch,
-            health.iterator.toint(), block, ROWS, TP, SHARD, BACKOFF, JITTER,
+            health.iterator.toint(), block, ROWS, TP, SHARD, FORM, BACKOFF, JITTER,
         )  # fmt: skip
         summed = totals
     tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
     take_unit(
-        tensors,
-        weights,
-        number,
-        lane,
-        rows,
-        epoch,
-        block,
-        ROWS,
-        HIDDEN,
-        TP,
-        SHARD,
-        SAVED,
-        RESTART,
-        EPS,
-        BACKOFF,
-        0,
-        JITTER,
-    )
+        tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, JITTER,
+    )  # fmt: skip
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):
         arch.griddepcontrol_wait()
@@ -116,28 +100,13 @@ def launch_producer(
     x: cute.Tensor, w: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SHARD: cutlass.Constexpr, CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_split_producer(
-        x,
-        w,
-        targets,
-        epochs,
-        health,
-        rows,
-        ROWS,
-        WIDTH,
-        HIDDEN,
-        TP,
-        SHARD,
-        CHUNKS,
-        DEPTH,
-        X_DEPTH,
-        WARPS,
-        RELEASE,
-        JITTER,
-    ).launch(grid=[HIDDEN // COLUMNS, 1, 1], block=[32 * WARPS, 1, 1], stream=stream)
+        x, w, targets, epochs, health, rows, ROWS, WIDTH, HIDDEN, TP, SHARD, CHUNKS, DEPTH, X_DEPTH, WARPS, FORM, STORES,
+        RELEASE, JITTER,
+    ).launch(grid=[HIDDEN // COLUMNS, 1, 1], block=[32 * WARPS, 1, 1], stream=stream)  # fmt: skip
 
 
 @cute.jit
@@ -147,10 +116,10 @@ def launch_consumer(
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: ``MIXERS`` units a block."""
     k3_output_projection_cute_split_consumer(
         prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, totals, totals_targets, scalars, epochs, health, rows, ROWS, HIDDEN,
-        TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, WAIT, JITTER,
+        TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, FORM, WAIT, JITTER,
     ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], stream=stream)  # fmt: skip

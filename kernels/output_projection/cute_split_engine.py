@@ -14,6 +14,7 @@ from .common import (
     COLUMNS,
     GEMM_PARAMS,
     MIXER_LEAST_REGISTERS,
+    PACKET,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -21,12 +22,14 @@ from .common import (
     exchange_order,
     exchange_work,
     fake_tensors,
+    form,
     gemm_constraints,
     gemm_registers,
     projection,
     refuses_always,
     register_limit,
     shard,
+    stores,
     tensor_args,
     x_depth,
 )
@@ -61,7 +64,10 @@ class CuteSplitEngine(Engine):
     family = "output_projection"
     compiler = "cute"
     sources = (
-        *(HERE / f"{name}.py" for name in ("cute_split", "cute_mix", "cute_parts", "cute_product")),
+        *(
+            HERE / f"{name}.py"
+            for name in ("cute_split", "cute_mix", "cute_packets", "cute_parts", "cute_product", "cute_waits")
+        ),
         HERE.parent / "cute_streaming.py",
     )
 
@@ -89,6 +95,7 @@ class CuteSplitEngine(Engine):
                 ),
                 Param("mixers", (1, 2, 3, 4, 6, 8, 12, 16), "warps of a block of the consumer, a 32nd of a row each"),
                 Param("consumer_wait", ("start", "exit"), "when the consumer waits for the producer's end"),
+                PACKET,
                 BACKOFF,
                 Param(
                     "release",
@@ -136,7 +143,7 @@ class CuteSplitEngine(Engine):
         problem = projection(problem)
         warps = 8 if problem.width % 256 == 0 else 6
         base: Config = {
-            "run_bytes": 64, "warps_k": warps, "depth": 1, "exchange": "one_shot", "mixers": 16, "consumer_wait": "start", "backoff": 0,
+            "run_bytes": 64, "warps_k": warps, "depth": 1, "exchange": "one_shot", "mixers": 16, "consumer_wait": "start", "packet": "bf16x7e16", "backoff": 0,
             "release": "loads", "k_order": "free",
         }  # fmt: skip
         steps = problem.width // (32 * warps)
@@ -145,7 +152,7 @@ class CuteSplitEngine(Engine):
         return {**base, "depth": max(fits, default=1), "mixers": few[0]}
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
-        """Two launches. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        """Two launches. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""
         from cutlass import Int32
 
         from ..cute_compile import compile_cute
@@ -162,7 +169,7 @@ class CuteSplitEngine(Engine):
             launch_producer,
             (
                 *(fakes[name] for name in PRODUCER), Int32(1), rows, problem.width, hidden, tp, shard(problem, config), int(config["run_bytes"]) // 64,
-                depth, x_depth(rows, depth), warps, release, jitter,
+                depth, x_depth(rows, depth), warps, form(config).name, stores(config), release, jitter,
             ),
             arch,
             grid=(hidden // COLUMNS, 1, 1),
@@ -175,7 +182,7 @@ class CuteSplitEngine(Engine):
             launch_consumer,
             (
                 *(fakes[name] for name in CONSUMER), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
-                eps_constant(problem.eps), mixers, int(config["backoff"]), str(config["consumer_wait"]), jitter,
+                eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, str(config["consumer_wait"]), jitter,
             ),
             arch,
             grid=(finishing, 1, 1),
