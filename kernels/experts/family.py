@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..contract import Problem, Tensors, Tolerance, Traffic
+from ..contract import Engine, Problem, Tensors, Tolerance, Traffic
 from ..model_card import ModelCard
 from ..mxfp4 import GROUP, ROUNDINGS
 from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
-from .layout import BLOCK_BYTES, LOADED, SCALE_BYTES
+from .layout import BLOCK_BYTES, LOADED, SCALE_BYTES, SHARED
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,16 @@ class ExpertsFamily(TwinFamily):
     name = "experts"
     title = "routed MXFP4 experts and the shared expert"
     outputs = ("latent_partial", "shared_partial")
-    rotated = (*LOADED, "gate", "up", "down")
+    rotated = (*LOADED, *SHARED)
     problem_type = Experts
+    default_engine = "cute"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -73,6 +81,7 @@ class ExpertsFamily(TwinFamily):
         """Random codes under scales that keep the magnitude of what the experts multiply."""
         assert isinstance(problem, Experts)
         rows, hidden, latent, inner = problem.rows, problem.hidden, problem.latent, problem.intermediate
+        wide = problem.shared_intermediate
 
         def codes(*blocks: int) -> Draw:
             return Draw((problem.experts, *blocks, BLOCK_BYTES), dtype="uint8")
@@ -94,9 +103,8 @@ class ExpertsFamily(TwinFamily):
             "w2": codes(*second),
             "w2_scale": scale(*second, width=inner * problem.tp),
             "x": Draw((rows, hidden)),
-            "gate": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
-            "up": Draw((problem.shared_intermediate, hidden), std=hidden**-0.5),
-            "down": Draw((hidden, problem.shared_intermediate), std=(problem.shared_intermediate * problem.tp) ** -0.5),
+            "gate_up": Draw((wide // 4, hidden // 32, 256), std=hidden**-0.5),
+            "down": Draw((hidden // 8, wide // 32, 256), std=(wide * problem.tp) ** -0.5),
         }
 
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -121,7 +129,7 @@ class ExpertsFamily(TwinFamily):
         """In FP32, rounded only to MXFP8 where the kind asks for it."""
         import torch
 
-        from .layout import unload
+        from .layout import unload, unload_shared
         from .twin import routed, shared
 
         assert isinstance(problem, Experts)
@@ -129,12 +137,13 @@ class ExpertsFamily(TwinFamily):
         beta, linear_beta = problem.beta, problem.linear_beta
         chosen, places = torch.unique(t["ids"], return_inverse=True)
         experts = unload({name: t[name][chosen] for name in LOADED})
+        wide = unload_shared(t["gate_up"], t["down"])
         return {
             "latent_partial": routed(
                 t["latent"], places, t["weights"], experts,
                 beta=beta, linear_beta=linear_beta, activations=problem.kind,
             ),
-            "shared_partial": shared(t["x"], t["gate"], t["up"], t["down"], beta=beta, linear_beta=linear_beta),
+            "shared_partial": shared(t["x"], *wide, beta=beta, linear_beta=linear_beta),
         }  # fmt: skip
 
     def flops(self, problem: Problem) -> int:

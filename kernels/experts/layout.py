@@ -10,7 +10,7 @@ of codes are a shift and a mask away from being a pair of BF16 numbers. The chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,9 @@ SCALE_BYTES = 32
 WORDS, OPERANDS = 4, 16
 """32-bit words of a lane and block: as loaded, and as MMA operands."""
 LOADED = ("w13", "w13_scale", "w2", "w2_scale")
-"""Names of the held tensors."""
+"""Names of the held tensors of the routed experts."""
+SHARED = ("gate_up", "down")
+"""Of the shared expert: blocks of 8 rows by 32 columns in BF16, as many bytes."""
 
 MASK = 0x81C081C0
 """Bits of a pair of BF16 numbers that a pair of E2M1 codes fills: sign, and three at the foot of the exponent."""
@@ -42,17 +44,23 @@ ACTIVATION_EXPONENT = 100
 """Activations are multiplied by two to this, exactly, so that products are no subnormals of FP32."""
 
 
-def operands(words: Sequence[Any]) -> list[Any]:
+def joined(first: Any, second: Any) -> Any:
+    """The bits :data:`LEFT` of the one, all others of the other: one instruction, if the compiler is told so."""
+    return (first & LEFT) | (second & (LEFT ^ 0xFFFFFFFF))
+
+
+def operands(words: Sequence[Any], join: Callable[[Any, Any], Any] = joined) -> list[Any]:
     """The 16 MMA operand words of a lane's four words of a block: of tile 0, then of tile 1, each two steps of four.
 
-    16 instructions for two words, so one a weight; 12 of them are logic, 4 are left shifts, which may also be multiplied.
+    16 instructions for two words, so one a weight: 9 of logic, 3 funnel shifts and 4 left shifts, which may also be multiplied.
     """
-    made = []
+    of = type(words[0])  # a traced word stays one of 32 bits
+    mask, made = of(MASK), []
     for first, second in ((words[0], words[1]), (words[2], words[3])):
         for word in (first, second):
-            made += [word & MASK, (word << 6) & MASK, ((word << 10) | (word >> 22)) & MASK]
-        both = (first & LEFT) | ((second << 2) & (LEFT ^ 0xFFFFFFFF))
-        made += [(both << 2) & MASK, ((both << 28) | (both >> 4)) & MASK]
+            made += [word & mask, (word << 6) & mask, ((word << 10) | (word >> 22)) & mask]
+        both = join(first, second << 2)
+        made += [(both << 2) & mask, ((both << 28) | (both >> 4)) & mask]
     return made
 
 
@@ -201,3 +209,42 @@ def unload(held: dict[str, Tensor]) -> ExpertWeights:
         pack(gate.flatten(-3, -2)), gate_scale.flatten(-3, -2), pack(up.flatten(-3, -2)), up_scale.flatten(-3, -2),
         pack(second), second_scale,
     )  # fmt: skip
+
+
+def _tiled(matrix: Tensor) -> Tensor:
+    """[8 r, 32 c] as [r, c, 256]."""
+    return matrix.unflatten(0, (-1, 8)).unflatten(-1, (-1, COLUMNS)).movedim(1, 2).flatten(-2)
+
+
+def _untiled(blocks: Tensor) -> Tensor:
+    """Inverse of :func:`_tiled`."""
+    return blocks.unflatten(-1, (8, COLUMNS)).movedim(2, 1).flatten(-2).flatten(0, 1)
+
+
+def load_shared(gate: Tensor, up: Tensor, down: Tensor) -> dict[str, Tensor]:
+    """The shared expert's matrices to the tensors that kernels read: one step of a warp is 512 bytes in a row.
+
+    Args:
+        gate: [I, H].
+        up: [I, H].
+        down: [H, I].
+
+    Returns:
+        ``gate_up`` [I/4, H/32, 256], each block four rows of gate and the same four of up; ``down`` [H/8, I/32, 256].
+
+    Raises:
+        InputError: a width is not a multiple of 32.
+    """
+    import torch
+
+    inner, hidden = gate.shape
+    if inner % COLUMNS or hidden % COLUMNS:
+        raise InputError(f"shared expert of {hidden} x {inner}: both widths must be multiples of {COLUMNS}")
+    rows = torch.stack((gate.unflatten(0, (-1, 4)), up.unflatten(0, (-1, 4))), 1).flatten(0, 2)
+    return {"gate_up": _tiled(rows), "down": _tiled(down)}
+
+
+def unload_shared(gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inverse of :func:`load_shared`: (gate, up, down)."""
+    gate, up = _untiled(gate_up).unflatten(0, (-1, 2, 4)).unbind(1)
+    return gate.flatten(0, 1), up.flatten(0, 1), _untiled(down)

@@ -1,0 +1,202 @@
+"""The cute engine: what it refuses, its space, and how a config becomes a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import health
+from ..contract import Arg, Buffer, Compiled, Engine, Problem, Work
+from ..params import K_ORDER, RELEASE, pinned
+from ..space import Config, Constraint, Param, Space
+from .family import Experts
+from .plan import EXPERT_BITS, PLACE_BITS, Plan
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+HERE = Path(__file__).parent
+INVARIANT = {"warps": 8}
+"""What the order of the sums depends on, pinned for batch-invariant results."""
+RESERVED_REGISTERS = 56
+"""Addresses, loop state, a step's operands and the allocator's slack, beside what is in flight."""
+INPUTS = (
+    "latent", "ids", "weights", "w13", "w13_scale", "w2", "w2_scale", "x", "gate_up", "down", "latent_partial",
+    "shared_partial",
+)  # fmt: skip
+
+
+def experts(problem: Problem) -> Experts:
+    """The problem as this family's own type."""
+    assert isinstance(problem, Experts)
+    return problem
+
+
+def plan_of(problem: Experts, config: Config) -> Plan:
+    """Sizes of the kernel. ``shared``, not in the space: "off" leaves the shared expert out, for timing the routed ones alone."""
+    return Plan(
+        rows=problem.rows, top_k=problem.top_k, experts=problem.experts, latent=problem.latent, inner=problem.intermediate,
+        warps=int(config["warps"]), depth=int(config["depth"]), x_depth=int(config["x_depth"]), tasks=int(config["tasks"]),
+        blocks=int(config["sms"]) * int(config["per_sm"]), hidden=problem.hidden,
+        wide=0 if config.get("shared") == "off" else problem.shared_intermediate,
+    )  # fmt: skip
+
+
+def registers(plan: Plan) -> int:
+    """A thread's: weights and scales in flight, activations, and the rest."""
+    routed = 5 * plan.depth + 4 * plan.x_depth
+    second = 5 * plan.depth + 4 * plan.batch
+    shared = 5 * plan.depth + plan.row_tiles * (4 + 4 * plan.halves * plan.shared_x_depth) if plan.wide else 0
+    return max(routed, second, shared) + RESERVED_REGISTERS
+
+
+def buffers(plan: Plan) -> tuple[Buffer, ...]:
+    """What blocks and launches leave to each other."""
+    return (
+        Buffer("hidden", (plan.pairs * plan.hidden_packets, 4), "int32", persistent=True),
+        Buffer("outputs", (plan.pairs * plan.row_packets, 4), "int32", persistent=True),
+        Buffer("wide", (max(1, plan.rows * plan.shared_first), 4), "int32", persistent=True),
+        Buffer("epochs", (plan.blocks,), "int32", persistent=True),
+        health.BUFFER,
+    )
+
+
+def fake_tensors(problem: Experts, plan: Plan) -> list[Any]:
+    """What the compiler is told of each argument. Imports the compiler."""
+    from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+    from cutlass.cute.runtime import make_fake_tensor
+
+    from .family import FAMILY
+
+    kinds = {"bfloat16": BFloat16, "float32": Float32, "int64": Int64, "uint8": Uint8, "int32": Int32}
+    shapes = {name: (draw.shape, draw.dtype) for name, draw in FAMILY.draws(problem).items()}
+    shapes |= FAMILY.output_specs(problem)
+    shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in buffers(plan)}
+    made = []
+    for name in (*INPUTS, *(buffer.name for buffer in buffers(plan))):
+        shape, dtype = shapes[name]
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        made.append(make_fake_tensor(kinds[dtype], shape, stride=tuple(strides), assumed_align=16))
+    return made
+
+
+class CuteEngine(Engine):
+    """Routed and shared experts in one persistent launch; MXFP4 dequantised in registers, straight into MMAs."""
+
+    name = "cute"
+    family = "experts"
+    compiler = "cute"
+    sources = (HERE / "cute_experts.py",)
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """Weight-only, whole blocks, a table that fits its words."""
+        problem = experts(problem)
+        if arch not in self.archs:
+            return f"architecture {arch} is not among {', '.join(self.archs)}"
+        if problem.kind != "bf16":
+            return f"activations {problem.kind}: the kernel multiplies BF16 ones"
+        for name, width, unit in (
+            ("latent", problem.latent, 1024), ("hidden", problem.hidden, 256),
+            ("intermediate", problem.intermediate, 32), ("shared_intermediate", problem.shared_intermediate, 32),
+        ):  # fmt: skip
+            if width % unit and not (name == "latent" and width % 896 == 0 and width % 128 == 0):
+                return f"{name} {width} is not a multiple of {unit}"
+        if problem.experts > 1 << EXPERT_BITS or problem.rows * problem.top_k >= 1 << PLACE_BITS or problem.top_k > 32:
+            return (
+                f"{problem.experts} experts, {problem.top_k} of them for each of {problem.rows} rows: at most "
+                f"{1 << EXPERT_BITS}, 32, and {(1 << PLACE_BITS) - 1} pairs"
+            )
+        return None
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """Warps that share a product, what is in flight, how fine the second product is cut, blocks an SM."""
+        problem = experts(problem)
+        limit = gpu.registers_per_sm
+
+        def fits(c: Config) -> bool:
+            plan = plan_of(problem, c)
+            return plan.refusal() is None
+
+        def in_registers(c: Config) -> bool:
+            plan = plan_of(problem, c)
+            return registers(plan) <= min(255, limit // (plan.threads * int(c["per_sm"])) // 8 * 8)
+
+        def in_shared(c: Config) -> bool:
+            bytes_ = plan_of(problem, c).shared_bytes
+            return bytes_ <= gpu.shared_per_block and (bytes_ + 1024) * int(c["per_sm"]) <= gpu.shared_per_sm
+
+        return Space(
+            params=(
+                Param("warps", (4, 7, 8, 14, 16), "warps of a block, which share the columns of the first product"),
+                Param("depth", (2, 4, 7, 8, 14), "steps of 512 bytes of weights in flight a warp"),
+                Param("x_depth", (1, 2, 4, 7), "steps of activations in flight a warp, routed first product"),
+                Param("tasks", (1, 2, 4, 7), "times 32 output columns of a warp in a unit of the routed second product"),
+                Param("per_sm", (1, 2, 3, 4), "blocks an SM"),
+                Param("sms", (gpu.sms,), "SMs that the grid covers"),
+                RELEASE,
+                K_ORDER,
+            ),
+            constraints=(
+                pinned(INVARIANT),
+                Constraint(
+                    fits, "{warps} warps, {depth} and {x_depth} steps in flight and {tasks} tasks do not divide the widths"
+                ),
+                Constraint(in_registers, "{per_sm} blocks of {warps} warps: what is in flight exceeds the registers"),
+                Constraint(in_shared, "{per_sm} blocks of {warps} warps: tables and sums exceed the shared memory"),
+            ),
+            default={
+                "warps": 8, "depth": 7, "x_depth": 2, "tasks": 1 if problem.rows <= 2 else 2, "per_sm": 2 if problem.rows <= 32 else 1,
+                "sms": gpu.sms, "release": "loads", "k_order": "free",
+            },
+        )  # fmt: skip
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """One launch."""
+        from cutlass import Int32
+
+        from ..cute_compile import compile_cute
+        from .cute_experts import launch
+
+        problem = experts(problem)
+        plan = plan_of(problem, config)
+        names = (*INPUTS, *(buffer.name for buffer in buffers(plan)))
+        built = compile_cute(
+            launch,
+            (
+                *fake_tensors(problem, plan), Int32(1), plan, problem.beta, problem.linear_beta, str(config["release"]),
+                int(config["per_sm"]),
+            ),
+            arch,
+            grid=(plan.blocks, 1, 1),
+            block=(plan.threads, 1, 1),
+            shared_bytes=plan.shared_bytes,
+            args=(*(Arg("tensor", name) for name in names), Arg("int32", "rows")),
+            pdl=True,
+        )  # fmt: skip
+        built = dataclasses.replace(built, needs_residency=True)
+        return Compiled(self.family, self.name, problem, config, arch, (built,), buffers(plan))
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Each item's units read its rows again; three hand-overs between blocks."""
+        problem = experts(problem)
+        plan = plan_of(problem, config)
+        pairs = problem.rows * problem.top_k
+        first = pairs * plan.tiles * problem.latent * 2
+        second = pairs * plan.chunks * plan.warps * plan.hidden_packets * 16
+        return Work(
+            l2_bytes=first + second + 2 * pairs * plan.row_packets * 16,
+            in_flight_bytes=plan.depth * 544 * plan.warps,
+            tile_turns=problem.distinct * (plan.tiles * plan.steps1 + plan.chunks * plan.steps2) / plan.blocks,
+            dependent_steps=3,
+        )
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """See the kernel's docstring."""
+        warps = config["warps"]
+        return (
+            f"first products: MMAs of a scale group ascending (shared expert: of a warp), groups of a warp ascending, {warps} runs of "
+            "columns ascending; second products: groups ascending; expert outputs rounded, weighted and added by slots ascending"
+        )

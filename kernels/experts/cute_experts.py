@@ -1,0 +1,233 @@
+"""CuTe DSL kernel: routed MXFP4 experts and the shared expert in one launch."""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+from cutlass.memory import SmemAllocator
+
+from ..cute_streaming import LOAD_X, read
+from .cute_group import group, pair_of
+from .cute_parts import LOAD_X_IF, as_float, count_launch, epoch_of, packets, publish, read_if, rounded, scaled, situ, step
+from .cute_ring import fill, refill, weights_of
+from .cute_shared import shared_first, shared_hidden, shared_second
+from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
+
+UNSCALE = 2.0 ** -(WEIGHT_EXPONENT + ACTIVATION_EXPONENT)
+ACTIVATION = 2.0**ACTIVATION_EXPONENT
+ACTIVATION_WORD = (ACTIVATION_EXPONENT + 127) * 0x00800080
+LOAD_WEIGHT = "ld.global.u32 $0, [$1];"
+STORE_PAIR = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
+
+
+@cute.jit
+def lane_x(unit: Int32, ends: list, table: cute.Tensor, x: Int64, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr):
+    """Address of this lane's activations of a unit of the routed first product. A row that is not there repeats the last one."""
+    item = (cutlass.max(cutlass.min(unit, ends[1] - 1), ends[0]) - ends[0]) // PLAN.tiles
+    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+    row = table[PLAN.rows_at + place + cutlass.min(lane // 4, count - 1)]
+    return x + Int64(row) * (2 * PLAN.latent) + (warp * (PLAN.steps1 * 64) + lane % 4 * 16)
+
+
+@cute.jit
+def routed_hidden(
+    unit: Int32, parts: cute.Tensor, parity: Int32, table: cute.Tensor, lane: Int32, hidden: Int64, epoch: Uint32,
+    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr,
+):  # fmt: skip
+    """One warp adds all warps' sums of a unit of the routed first product and publishes the hidden values, four a lane."""
+    token, quad = lane // 4, lane % 4
+    item = unit // PLAN.tiles
+    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+    values = []
+    for i in cutlass.range_constexpr(4):
+        both = []
+        for tile in cutlass.range_constexpr(2):
+            value = parts[PLAN.part_at(parity, 0, tile, 4 * quad + i, token)]
+            for w in cutlass.range_constexpr(1, PLAN.warps):
+                value += parts[PLAN.part_at(parity, w, tile, 4 * quad + i, token)]
+            both.append(value * UNSCALE)
+        values.append(situ(both[0], both[1], BETA, LINEAR) * ACTIVATION)
+    if token < count:
+        at = PLAN.hidden_at(place + token, 0, 0, 0) + (unit - item * PLAN.tiles) * 4 + quad
+        publish(hidden + Int64(at) * 16, values, epoch)
+
+
+@cute.jit
+def weighted_sum(
+    row: Int32, packet: Int32, outputs: Int64, weights: Int64, table: cute.Tensor, lane: Int32, epoch: Uint32,
+    health: Int64, block: Int32, PLAN: cutlass.Constexpr,
+):  # fmt: skip
+    """Four columns of a row: its experts' outputs times their weights, slots ascending."""
+    slot = cutlass.min(lane, PLAN.top_k - 1)
+    mine = pair_of(table, row, slot, PLAN)
+    factor = as_float(read(LOAD_WEIGHT, weights + Int64(row * PLAN.top_k + slot) * 4, 1, [])[0])
+    sums = [Float32(0.0)] * 4
+    for k0 in cutlass.range_constexpr(0, PLAN.top_k, 8):
+        slots = range(k0, min(k0 + 8, PLAN.top_k))
+        wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
+        got = packets(wanted, epoch, health, block)
+        for k in cutlass.range_constexpr(len(wanted)):
+            weight = arch.shuffle_sync(factor, k0 + k)
+            for i in cutlass.range_constexpr(4):
+                word = got[2 * k + i // 2]
+                value = as_float(word << 16 if cutlass.const_expr(i % 2 == 0) else word & Uint32(0xFFFF0000))
+                sums[i] = sums[i] + weight * value
+    return sums
+
+
+@cute.kernel
+def k3_experts_cute_stream(
+    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
+    w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+):  # fmt: skip
+    """out[rows, latent], this rank's partial of the routed experts, and shared_out[rows, hidden]; ``rows <= PLAN.rows``.
+
+    A warp keeps ``PLAN.depth`` steps of weights in flight through all its units, whatever their kind: the first steps of
+    the next unit are asked for during the last ones of this, and the shared expert's before the dependency wait. Hidden values
+    and expert outputs go from block to block as packets that carry the launch's epoch: blocks wait for one another. First products
+    never wait, second ones for first ones only, sums for second ones.
+    Sums: MMAs of a scale group ascending (shared: of all groups of a warp), groups of a warp ascending in FP32, then (first
+    products) warps ascending; expert outputs rounded to BF16, weighted and added by slots ascending.
+    """
+    t, _, _ = arch.thread_idx()
+    block, _, _ = arch.block_idx()
+    lane = t % 32
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    memory = SmemAllocator()
+    parts = memory.allocate_tensor(Float32, cute.make_layout(PLAN.parts), byte_alignment=16)
+    table = memory.allocate_tensor(Int32, cute.make_layout(PLAN.table_words), byte_alignment=16)
+    token, quad = lane // 4, lane % 4
+    if cutlass.const_expr(RELEASE == "entry"):
+        arch.griddepcontrol_launch_dependents()
+    bases = [one.iterator.toint() for one in (w13, w13_scale, w2, w2_scale, gate_up, down)]
+    counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at = [
+        one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide)
+    ]
+    unit, turn = Int32(block), Int32(0)
+    early = Int32(PLAN.depth) if unit < PLAN.shared_first else Int32(0)
+    at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], early, Int32(0)]
+    ring = fill(at, PLAN, False)
+    arch.griddepcontrol_wait()
+    epoch = epoch_of(counter, block)
+    items = group(ids.iterator.toint(), rows, table, t, PLAN)
+    first = Int32(PLAN.shared_first) + items * PLAN.tiles
+    ends = [Int32(PLAN.shared_first), first, first + PLAN.shared_second]
+    ends.append(ends[2] + items * PLAN.chunks)
+    if unit >= ends[0]:
+        at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
+        ring = fill(at, PLAN, True)
+
+    if cutlass.const_expr(PLAN.wide > 0):
+        while unit < ends[0]:
+            following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+            ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
+            arch.sync_threads()
+            # one warp finishes the unit, while the others begin the next; it is back before the next barrier but one
+            if warp == turn % PLAN.warps:
+                shared_hidden(unit, parts, turn % 2, rows, lane, wide_at, epoch, PLAN, BETA, LINEAR)
+            unit, turn, at = unit + PLAN.blocks, turn + 1, following
+
+    near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
+    left = Int32(PLAN.x_depth) if unit < ends[1] else Int32(0)
+    held = []
+    for e in cutlass.range_constexpr(PLAN.x_depth):
+        held += read_if(LOAD_X_IF, e, near + e * 64, 4, [], left)
+    while unit < ends[1]:
+        after = unit + PLAN.blocks
+        following = weights_of(after, ends, table, bases, warp, lane, PLAN)
+        then = lane_x(after, ends, table, latent_at, warp, lane, PLAN)
+        left = Int32(PLAN.x_depth) if after < ends[1] else Int32(0)
+        acc = [Float32(0.0)] * 8
+        for s in cutlass.range_constexpr(PLAN.steps1):
+            d, e = 5 * (s % PLAN.depth), 4 * (s % PLAN.x_depth)
+            factors = scaled(held[e : e + 4], Uint32(ACTIVATION_WORD))
+            acc = step(ring[d : d + 4], ring[d + 4], factors, acc)
+            ring = refill(ring, s % PLAN.depth, s + PLAN.depth, PLAN.steps1, at, following, True)
+            ahead = s + PLAN.x_depth - PLAN.steps1
+            if cutlass.const_expr(ahead < 0):
+                held[e : e + 4] = read(LOAD_X, near + (s + PLAN.x_depth) * 64, 4, [])
+            else:
+                held[e : e + 4] = read_if(LOAD_X_IF, ahead, then + ahead * 64, 4, [], left)
+        for tile in cutlass.range_constexpr(2):
+            for upper in cutlass.range_constexpr(2):
+                for i in cutlass.range_constexpr(2):
+                    place = PLAN.part_at(turn % 2, warp, tile, 8 * upper + token, 2 * quad + i)
+                    parts[place] = acc[4 * tile + 2 * upper + i]
+        arch.sync_threads()
+        if warp == turn % PLAN.warps:
+            routed_hidden(unit - ends[0], parts, turn % 2, table, lane, hidden_at, epoch, PLAN, BETA, LINEAR)
+        unit, turn, at, near = after, turn + 1, following, then
+
+    if cutlass.const_expr(PLAN.wide > 0):
+        while unit < ends[2]:
+            following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+            ring = shared_second(
+                unit - ends[1], ring, at, following, wide_at, rows, shared_out.iterator.toint(), warp, lane, epoch, record, block, PLAN
+            )  # fmt: skip
+            unit, at = unit + PLAN.blocks, following
+
+    while unit < ends[3]:
+        following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+        item = (unit - ends[2]) // PLAN.chunks
+        _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+        task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
+        pair = place + cutlass.min(token, count - 1)
+        acc, values = [Float32(0.0)] * 8, []
+        for s in cutlass.range_constexpr(PLAN.steps2):
+            d, g = 5 * (s % PLAN.depth2), s % PLAN.groups2
+            if cutlass.const_expr(g % PLAN.batch == 0 and (s == 0 or PLAN.batch < PLAN.groups2)):
+                wanted = [
+                    hidden_at + Int64(PLAN.hidden_at(pair, g + b // 2, quad, b % 2)) * 16 for b in range(2 * PLAN.batch)
+                ]
+                values = packets(wanted, epoch, record, block)
+            if cutlass.const_expr(g == 0):
+                acc = [Float32(0.0)] * 8
+            h = g % PLAN.batch * 4
+            acc = step(ring[d : d + 4], ring[d + 4], values[h : h + 4], acc)
+            ring = refill(ring, s % PLAN.depth2, s + PLAN.depth2, PLAN.steps2, at, following, True)
+            if cutlass.const_expr(g == PLAN.groups2 - 1):
+                for i in cutlass.range_constexpr(2):
+                    if 2 * quad + i < count:
+                        where = PLAN.output_at(place + 2 * quad + i, (task + s // PLAN.groups2) * 8 + token)
+                        publish(outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch)
+        unit, at = unit + PLAN.blocks, following
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
+
+    # blocks with the fewest units first: those at the end
+    pieces = PLAN.row_packets // 32
+    unit = PLAN.blocks - 1 - block + warp * PLAN.blocks
+    while unit < rows * pieces:
+        row = unit // pieces
+        packet = (unit - row * pieces) * 32 + lane
+        sums = weighted_sum(row, packet, outputs_at, weights.iterator.toint(), table, lane, epoch, record, block, PLAN)
+        where = out.iterator.toint() + (Int64(row) * PLAN.latent + packet * 4) * 2
+        arch.inline_ptx(STORE_PAIR, read_only_args=[where, rounded(sums[0], sums[1]), rounded(sums[2], sums[3])])
+        unit += PLAN.blocks * PLAN.warps
+    if t == 0:
+        count_launch(counter, block, epoch)
+
+
+k3_experts_cute_stream.set_name_prefix("k3_experts_cute_stream", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+@cute.jit
+def launch(
+    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
+    w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
+):  # fmt: skip
+    """Host side: registers for ``PER_SM`` blocks an SM; the carveout only spares the compiler asking a driver."""
+    k3_experts_cute_stream(
+        latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, epochs,
+        health, rows, PLAN, BETA, LINEAR, RELEASE,
+    ).launch(
+        grid=[PLAN.blocks, 1, 1], block=[PLAN.threads, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=PER_SM,
+        preferred_smem_carveout=50,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Parts of the CuTe DSL kernels of the experts: loads on a condition, packets, bounded polls, SiTU, one step of a product."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
+from cutlass._mlir.dialects import llvm
+from cutlass.cute import arch
+from cutlass.cutlass_dsl import T
+
+from ..cute_streaming import MMA, read
+from .layout import LEFT, operands
+
+# A packet is one access of 16 bytes, data and epoch together: whoever sees the epoch has the data, so no fence orders
+# a publish or a poll. Only .b128 is one access by the memory model.
+LOAD_PACKET = (
+    "{ .reg .b128 v; .reg .b64 a, b; ld.relaxed.gpu.global.b128 v, [$4]; mov.b128 {a, b}, v; "
+    "mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }"
+)
+STORE_PACKET = (
+    "{ .reg .b128 v; .reg .b64 a, b; mov.b64 a, {{$r1}, {$r2}}; mov.b64 b, {{$r3}, {$r4}}; mov.b128 v, {a, b}; "
+    "st.relaxed.gpu.global.b128 [{$r0}], v; }"
+)
+LOAD_WORD = "ld.relaxed.gpu.global.u32 $0, [$1];"
+LOAD_SCALE = "ld.global.L1::no_allocate.L2::cache_hint.u32 $0, [$1], $2;"
+LOAD_W_IF = (
+    "{ .reg .pred p; setp.gt.s32 p, $6, STEP; "
+    "@p ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5; }"
+)
+LOAD_SCALE_IF = (
+    "{ .reg .pred p; setp.gt.s32 p, $3, STEP; @p ld.global.L1::no_allocate.L2::cache_hint.u32 $0, [$1], $2; }"
+)
+LOAD_X_IF = "{ .reg .pred p; setp.gt.s32 p, $5, STEP; @p ld.global.v4.u32 {$0, $1, $2, $3}, [$4]; }"
+# one instruction where the compiler would take two: the bits of $1 under the mask, all others of $2
+JOIN = "lop3.b32 {$w0}, {$r0}, {$r1}, MASK, 0xE4;"
+ROUND = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
+# a constant is no operand of this multiply
+SCALE = "{ .reg .b32 f; mov.b32 f, {$r1}; mul.rn.bf16x2 {$w0}, {$r0}, f; }"
+EXP2, RCP = "ex2.approx.ftz.f32 {$w0}, {$r0};", "rcp.approx.ftz.f32 {$w0}, {$r0};"
+LOG2E = 1.4426950408889634
+EXPONENT = 0x7F800000
+# the health record, as in ..health: words of the claim, of the limit; the phase of waits for blocks of the own GPU
+CLAIM_PHASE, CLAIM_SLOT, CLAIM_BLOCK, LIMIT, ROW = 1, 2, 3, 10, 3
+POLLS_A_LOOK = 1024
+DEFAULT_LIMIT_NS = 10_000_000_000
+
+
+@cute.jit
+def read_if(
+    text: cutlass.Constexpr, STEP: cutlass.Constexpr, address: Int64, WORDS: cutlass.Constexpr, more: list, steps: Int32
+):
+    """Words of one load where ``steps`` exceeds ``STEP``, else anything; volatile as :func:`read` is, and for the same reason."""
+    given = [address.ir_value(), *(one.ir_value() for one in more), steps.ir_value()]
+    kinds = ",".join(["=r"] * WORDS + ["l"] * (1 + len(more)) + ["r"])
+    one = WORDS == 1
+    kind = T.i32() if one else llvm.StructType.get_literal([T.i32()] * WORDS)
+    text = text.replace("STEP", str(STEP))
+    got = llvm.inline_asm(
+        kind, given, text, kinds, has_side_effects=True, asm_dialect=llvm.AsmDialect.AD_ATT
+    )  # fmt: skip
+    return [Uint32(got)] if one else [Uint32(llvm.extractvalue(T.i32(), got, [word])) for word in range(WORDS)]
+
+
+@cute.jit
+def join(first: Uint32, second: Uint32):
+    """See :func:`.layout.joined`."""
+    text = JOIN.replace("MASK", str(LEFT))
+    return arch.inline_ptx(text, write_only_types=[Uint32], read_only_args=[first, second])
+
+
+@cute.jit
+def as_float(word: Uint32):
+    """The same 32 bits as FP32."""
+    return Float32(llvm.bitcast(T.f32(), word.ir_value()))
+
+
+@cute.jit
+def rounded(first: Float32, second: Float32):
+    """Two FP32 values as BF16 in one word, the first below."""
+    return arch.inline_ptx(ROUND, write_only_types=[Uint32], read_only_args=[second, first])
+
+
+@cute.jit
+def unary(text: cutlass.Constexpr, value: Float32):
+    """One approximate function of the special-function unit."""
+    return arch.inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+@cute.jit
+def tanh(value: Float32):
+    """To a few units of FP32: a series near zero, where the other form loses its digits."""
+    square = value * value
+    series = value * (
+        1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835))))
+    )
+    far = 1.0 - 2.0 * unary(RCP, unary(EXP2, value * (2 * LOG2E)) + 1.0)
+    return series if square < 0.0625 else far
+
+
+@cute.jit
+def situ(gate: Float32, up: Float32, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr):
+    """``BETA tanh(gate / BETA) sigmoid(gate) LINEAR tanh(up / LINEAR)``."""
+    sigmoid = unary(RCP, unary(EXP2, gate * -LOG2E) + 1.0)
+    return BETA * tanh(gate * (1 / BETA)) * sigmoid * (LINEAR * tanh(up * (1 / LINEAR)))
+
+
+@cute.jit
+def scaled(words: list, factor: Uint32):
+    """Pairs of BF16 times a power of two."""
+    return [arch.inline_ptx(SCALE, write_only_types=[Uint32], read_only_args=[word, factor]) for word in words]
+
+
+@cute.jit
+def step(words: list, scale: Uint32, x: list, acc: list):
+    """acc += w x^T over one block: 32 rows by 32 columns of w, up to eight rows of x.
+
+    Args:
+        words: four, as held.
+        scale: four bytes, of this lane's four rows.
+        x: four words, eight neighbouring columns of one row.
+        acc: eight sums: tile, row g or g + 8, token.
+    """
+    made = operands(words, join)
+    sums = list(acc)
+    for tile in cutlass.range_constexpr(2):
+        part = [Float32(0.0)] * 4
+        for half in cutlass.range_constexpr(2):
+            at = 8 * tile + 4 * half
+            args = [*made[at : at + 4], x[2 * half], x[2 * half + 1], *part]
+            part = arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args)
+        for upper in cutlass.range_constexpr(2):
+            byte = 2 * tile + upper
+            moved = scale >> 1 if cutlass.const_expr(byte == 3) else scale << (23 - 8 * byte)
+            factor = as_float(moved & Uint32(EXPONENT))
+            for token in cutlass.range_constexpr(2):
+                at = 4 * tile + 2 * upper + token
+                sums[at] = sums[at] + part[2 * upper + token] * factor
+    return sums
+
+
+@cute.jit
+def publish(address: Int64, values: list, epoch: Uint32):
+    """Store a packet: four FP32 values rounded to BF16."""
+    words = [rounded(values[0], values[1]), rounded(values[2], values[3])]
+    arch.inline_ptx(STORE_PACKET, read_only_args=[address, *words, epoch, epoch])
+
+
+@cute.jit
+def epoch_of(counter: Int64, block: Int32):
+    """This launch's epoch: one more than what the block's counter holds."""
+    (count,) = read(LOAD_WORD, counter + block * 4, 1, [])
+    return count + Uint32(1)
+
+
+@cute.jit
+def count_launch(counter: Int64, block: Int32, epoch: Uint32):
+    """What the block's next launch finds. By one thread, when all warps of the block have read the counter."""
+    arch.inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[counter + block * 4, epoch])
+
+
+@cute.jit
+def look(epoch: Uint32, health: Int64, started: Int64, block: Int32):
+    """(when the wait's first look was, whether to wait on): see ..health for the record."""
+    now = arch.globaltimer()
+    first = started if started != Int64(0) else now
+    (claimed,) = read(LOAD_WORD, health, 1, [])
+    (below,) = read(LOAD_WORD, health + 4 * LIMIT, 1, [])
+    (above,) = read(LOAD_WORD, health + 4 * LIMIT + 4, 1, [])
+    limit = Int64(Uint64(above)) << 32 | Int64(Uint64(below))
+    limit = limit if limit != Int64(0) else Int64(DEFAULT_LIMIT_NS)
+    on = claimed == Uint32(0)
+    if on and now - first > limit:
+        on = False
+        won = arch.inline_ptx(
+            "atom.relaxed.gpu.global.cas.b32 {$w0}, [{$r0}], {$r1}, {$r2};", write_only_types=[Uint32],
+            read_only_args=[health, Uint32(0), epoch if epoch != Uint32(0) else Uint32(1)],
+        )  # fmt: skip
+        if won == Uint32(0):
+            put = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
+            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_PHASE, Uint32(ROW)])
+            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_SLOT, Uint32(0)])
+            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_BLOCK, Uint32(block)])
+    return first, on
+
+
+@cute.jit
+def packets(addresses: list, epoch: Uint32, health: Int64, block: Int32):
+    """The two data words of each packet, once all carry the epoch, or after the limit. A round loads all of them at once."""
+    got, missing = poll_round(addresses, epoch)
+    rounds, started = Int32(0), Int64(0)
+    waits = missing != Uint32(0)
+    while waits:
+        got, missing = poll_round(addresses, epoch)
+        waits = missing != Uint32(0)
+        rounds += 1
+        if waits and rounds % POLLS_A_LOOK == 0:
+            started, waits = look(epoch, health, started, block)
+    return got
+
+
+@cute.jit
+def poll_round(addresses: list, epoch: Uint32):
+    """(two data words of each packet, zero if all carry the epoch)."""
+    words = []
+    for i in cutlass.range_constexpr(len(addresses)):
+        words += read(LOAD_PACKET, addresses[i], 4, [])
+    missing, data = Uint32(0), []
+    for i in cutlass.range_constexpr(len(addresses)):
+        # both epochs are used, or the load would be narrowed to less than a packet
+        missing |= (words[4 * i + 2] ^ epoch) | (words[4 * i + 3] ^ epoch)
+        data += [words[4 * i], words[4 * i + 1]]
+    return data, missing
