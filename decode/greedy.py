@@ -65,6 +65,7 @@ def decode_eager(
             ids = next_tokens(logits[:, 0], weights, comm)
         if ids.is_cuda:
             torch.cuda.synchronize(ids.device)
+            operators.check()
         times.append(time.perf_counter_ns() - start)
         produced.append(ids)
         if progress:
@@ -129,6 +130,7 @@ class GraphDecoder:
             produced[index].copy_(self.ids)
             self.cache.note_accepted(self.slots, [1] * len(self.slots))
         torch.cuda.synchronize(self.ids.device)
+        self.operators.check()
         times = [round(before.elapsed_time(after) * 1e6) for before, after in pairwise(marks)]
         return Decoded(produced.T.tolist(), times)
 

@@ -55,7 +55,13 @@ class Operators(Protocol):
         ...
 
     def output_projection(
-        self, x: Tensor, w_o: Tensor, prefix: Tensor | None, blocks: Sequence[Tensor], mix: Mix, comm: Collectives
+        self,
+        x: Tensor,
+        attention: KdaAttention | MlaAttention,
+        prefix: Tensor | None,
+        blocks: Sequence[Tensor],
+        mix: Mix,
+        comm: Collectives,
     ) -> tuple[Tensor, Tensor]:
         """Running residual and MLP input, [n, H] each; ``prefix`` None restarts the residual."""
         ...
@@ -89,6 +95,10 @@ class Operators(Protocol):
 
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """Logits [n, V]."""
+        ...
+
+    def check(self) -> None:
+        """Called where the host has synchronised: raises CollectiveError if a kernel gave up on another rank."""
         ...
 
 
@@ -142,10 +152,16 @@ class ReferenceOperators:
         )
 
     def output_projection(
-        self, x: Tensor, w_o: Tensor, prefix: Tensor | None, blocks: Sequence[Tensor], mix: Mix, comm: Collectives
+        self,
+        x: Tensor,
+        attention: KdaAttention | MlaAttention,
+        prefix: Tensor | None,
+        blocks: Sequence[Tensor],
+        mix: Mix,
+        comm: Collectives,
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Operators`."""
-        eps = self.card.rms_norm_eps
+        eps, w_o = self.card.rms_norm_eps, attention.o_proj
         return output_projection(x, w_o, prefix, blocks, mix.res_norm, mix.res_proj, mix.norm, eps=eps, comm=comm)
 
     def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
@@ -203,3 +219,6 @@ class ReferenceOperators:
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """See :class:`Operators`."""
         return lm_head(h, w, comm)
+
+    def check(self) -> None:
+        """No kernel here waits."""

@@ -23,7 +23,7 @@ SCHEMA = 1
 STAND_IN = "torch"
 """Engine name of untuned launches: PyTorch operators in place of the stock kernel, maybe several kernels each."""
 AUTO_NOTE = "backend auto uses no tuned engine, by design; --backend latency_specialized with a --bundle does"
-TUNED_FAMILIES = ("attention_projection",)
+TUNED_FAMILIES = ("attention_projection", "output_projection")
 """Families :mod:`k3lab.decode.tuned` can launch from a bundle."""
 
 

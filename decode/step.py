@@ -79,7 +79,7 @@ def forward(
             else:
                 out = operators.mla(proj, layer.attention, cache.mla[index], table, context, q_len)
             prefix, mlp_input = operators.output_projection(
-                out, layer.attention.o_proj, None if restarts else prefix, blocks, layer.mlp_mix, comm
+                out, layer.attention, None if restarts else prefix, blocks, layer.mlp_mix, comm
             )
             final = index == last
             following = weights.output_mix if final else weights.layers[index + 1].attention_mix

@@ -146,7 +146,12 @@ class Runner:
         return self._loaded[0].carveout
 
     def bind(
-        self, tensors: Mapping[str, torch.Tensor], *, rows: int | None = None, pdl: bool | None = None
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        rows: int | None = None,
+        pdl: bool | None = None,
+        fewer: Mapping[str, int] | None = None,
     ) -> Callable[[], None]:
         """A call without arguments that launches on torch's current stream; holds the tensors alive.
 
@@ -155,10 +160,12 @@ class Runner:
             rows: token rows, at most those compiled for (default: exactly those).
             pdl: None launches as compiled; False without the programmatic edge to what runs before, so that
                 the kernel starts when its predecessor has ended. True is for kernels compiled so.
+            fewer: fields of the problem that this call has less of than was compiled for, e.g. saved blocks; of those
+                that the kernels take as an argument.
 
         Raises:
-            ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned; or PDL
-                asked of a kernel that was not compiled for it.
+            ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned; PDL asked of a
+                kernel that was not compiled for it; or a field that no kernel takes, or more of it.
         """
         most = self.compiled.problem.rows
         rows = most if rows is None else rows
@@ -168,6 +175,11 @@ class Runner:
             raise ValueError("a kernel that does not wait for its predecessor itself cannot be launched with PDL")
         held = {**self.buffers, **tensors}
         integers = {**self.compiled.problem.to_json(), "rank": self.transport.rank, "rows": rows}
+        taken = {arg.name for launch in self.compiled.launches for arg in launch.args if arg.kind == "int32"}
+        for name, value in (fewer or {}).items():
+            if name not in taken - {"rows", "rank"} or not 1 <= value <= integers[name]:
+                raise ValueError(f"{name} {value}: the kernels take 1 to {integers.get(name)} of {sorted(taken)}")
+            integers[name] = value
         # edges between launches of one call stay as compiled
         calls = [
             self._pack(loaded, held, integers, loaded.launch.pdl if pdl is None or place else pdl)

@@ -17,7 +17,7 @@ from .cute_waits import count_launch, epoch_of, pause
 def k3_output_projection_cute_fused_step(
     x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
     norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
@@ -50,7 +50,7 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
+            tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
             32 * (WARPS + MIXERS), JITTER,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
@@ -68,7 +68,7 @@ k3_output_projection_cute_fused_step.set_name_prefix(
 def launch(
     x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
     norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
@@ -77,5 +77,5 @@ def launch(
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_fused_step(
         x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
-        rows, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
+        rows, saved, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
     ).launch(grid=[HIDDEN // 56, 1, 1], block=[32 * (WARPS + MIXERS), 1, 1], stream=stream)  # fmt: skip

@@ -51,17 +51,25 @@ def saved_words(
     ROWS: cutlass.Constexpr,
     HIDDEN: cutlass.Constexpr,
     BLOCKS: cutlass.Constexpr,
+    saved: Int32,
 ):
-    """A lane's columns of every saved block of a row."""
-    return [row_words(blocks + i * ROWS * HIDDEN * 2, row, HIDDEN, packet, False) for i in range(BLOCKS)]
+    """A lane's columns of every saved block of a row; beyond the ``saved`` that a launch has, the last one again."""
+    words = []
+    for i in cutlass.range_constexpr(BLOCKS):
+        place = cutlass.min(Int32(i), saved - 1)
+        words.append(row_words(blocks + Int64(place) * (ROWS * HIDDEN * 2), row, HIDDEN, packet, False))
+    return words
 
 
 @cute.jit
 def mix_of_saved(
-    sources: list, folded: list, scalars: Int64, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
+    sources: list, saved: Int32, folded: list, scalars: Int64, unit: Int32, lane: Int32, epoch: Uint32, health: Int64,
+    block: Int32,
     HIDDEN: cutlass.Constexpr, EPS: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """(mix of the saved blocks at a lane's columns, its weights' sum, the largest score), weights relative to that.
+
+    Of the sources the first ``saved`` count; the others' weight is zero.
 
     The scores need sums over the whole row: units publish theirs to each other in the GPU's own memory. ``scalars``
     is where the row's begin. The mix's own square, too, is published here, for whoever will need it after the sum.
@@ -92,7 +100,7 @@ def mix_of_saved(
         mine = sum_sixteen(sums, lane)
         square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
         score = dot * unary(RSQRT, square * (1.0 / HIDDEN) + EPS)
-        score = score if lane // 4 < count else Float32(-float("inf"))
+        score = score if lane // 4 < saved else Float32(-float("inf"))
         largest = score
         for distance in (4, 8, 16):
             largest = cutlass.max(largest, arch.shuffle_sync_bfly(largest, distance))
@@ -226,7 +234,7 @@ def finish(
 
 @cute.jit
 def take_unit(
-    tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, epoch: Uint32, block: Int32,
+    tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     WAIT_FOR: cutlass.Constexpr, JITTER: cutlass.Constexpr,
@@ -242,11 +250,13 @@ def take_unit(
     packet = unit * 32 + lane
     if row < rows:
         old = [Uint32(0)] * 4
-        sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED)
+        sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED, saved)
         if cutlass.const_expr(not RESTART):
             old = row_words(prefix, row, HIDDEN, packet, False)
         here = scalars + Int64(row) * (PACKETS * UNITS * 16)
-        mix, total, largest = mix_of_saved(sources, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, JITTER)
+        mix, total, largest = mix_of_saved(
+            sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, JITTER
+        )
         if cutlass.const_expr(WAIT_FOR > 0):
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
         finish(

@@ -39,7 +39,7 @@ def k3_output_projection_cute_split_producer(
 def k3_output_projection_cute_split_consumer(
     prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
     prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, totals: cute.Tensor, totals_targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
@@ -77,7 +77,7 @@ def k3_output_projection_cute_split_consumer(
         summed = totals
     tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
     take_unit(
-        tensors, weights, number, lane, rows, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, JITTER,
+        tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, JITTER,
     )  # fmt: skip
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):
@@ -113,13 +113,13 @@ def launch_producer(
 def launch_consumer(
     prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor,
     prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, totals: cute.Tensor, totals_targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: ``MIXERS`` units a block."""
     k3_output_projection_cute_split_consumer(
-        prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, totals, totals_targets, scalars, epochs, health, rows, ROWS, HIDDEN,
+        prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, totals, totals_targets, scalars, epochs, health, rows, saved, ROWS, HIDDEN,
         TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, FORM, WAIT, JITTER,
     ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], stream=stream)  # fmt: skip

@@ -181,14 +181,14 @@ class CuteSplitEngine(Engine):
         second = compile_cute(
             launch_consumer,
             (
-                *(fakes[name] for name in CONSUMER), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
+                *(fakes[name] for name in CONSUMER), Int32(1), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
                 eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, str(config["consumer_wait"]), jitter,
             ),
             arch,
             grid=(finishing, 1, 1),
             block=(32 * mixers, 1, 1),
             shared_bytes=0,
-            args=(*(args[name] for name in CONSUMER), Arg("int32", "rows")),
+            args=(*(args[name] for name in CONSUMER), Arg("int32", "rows"), Arg("int32", "blocks")),
             pdl=True,
         )  # fmt: skip
         launches = (first, dataclasses.replace(second, needs_residency=True))

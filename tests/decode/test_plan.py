@@ -67,7 +67,9 @@ def test_without_a_bundle_every_family_falls_back_with_a_reason_and_a_cure() -> 
     assert set(projection) == {"kda", "mla"}
     assert projection["mla"].reason == "no bundle given"
     assert "k3lab tune attention_projection --tp 16 --rows 8 --kind mla --gpu gb300" in projection["mla"].cure
-    others = [one for one in made.fallbacks if one.family != "attention_projection"]
+    output = [one.kind for one in made.fallbacks if one.family == "output_projection"]
+    assert output == ["kda", "mla", "restart"]  # layers that restart the residual have a kernel of their own
+    others = [one for one in made.fallbacks if one.family not in TUNED_FAMILIES]
     for one in others:
         if family(one.family).engines:  # not launched here: tuning it would change nothing
             assert "cannot launch" in one.reason

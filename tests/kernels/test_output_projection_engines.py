@@ -217,7 +217,7 @@ def test_any_number_of_saved_blocks_compiles(blocks):
     one = problem(2, 8, blocks=blocks)
     (launch,) = FUSED.compile(one, config(one), "sm_90a").launches
     assert kernel_resources(launch).spill_instructions == 0
-    assert len(launch.args) == 15
+    assert len(launch.args) == 16
 
 
 def test_delays_are_compiled_in_only_when_asked_for():
