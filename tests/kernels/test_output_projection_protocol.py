@@ -21,6 +21,9 @@ RIGHT = [
     Setting("fused", ranks=3, steps=3),
     Setting("split", ranks=3, steps=4),
     Setting("two_shot", ranks=3, steps=4),
+    Setting("fused", form="pairs", steps=4),
+    Setting("split", form="pairs", steps=3),
+    Setting("two_shot", form="pairs", steps=3),
     Setting("fused", form="flag", steps=4),
     Setting("split", form="flag", steps=4),
     Setting("two_shot", form="flag", steps=4),
@@ -61,10 +64,12 @@ def test_steps_that_are_taken_together_hide_nothing(shape: str) -> None:
     assert Explorer(setting, careful=True).explore() > Explorer(setting).explore()
 
 
-@pytest.mark.parametrize("shape", ["fused", "split", "two_shot"])
-def test_a_dead_rank_ends_every_launch_and_is_named(shape: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "form"), [("fused", "epoch"), ("split", "epoch"), ("two_shot", "epoch"), ("split", "pairs")]
+)
+def test_a_dead_rank_ends_every_launch_and_is_named(shape: str, form: str) -> None:
     """Killed at any moment, its last stores arriving or not: every rank ends, and all together name it."""
-    assert not verdict(Setting(shape, steps=2, ends="dead"))  # type: ignore[arg-type]
+    assert not verdict(Setting(shape, steps=2, ends="dead", form=form))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", ["split", pytest.param("two_shot", marks=pytest.mark.slow)])

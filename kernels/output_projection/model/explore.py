@@ -298,6 +298,8 @@ class Explorer:
             return value[0] == epoch or (fault == "scalars without an epoch" and value != NEVER)
         if self.s.form == "flag":
             return value != SENTINEL or (fault == "only the first word checked" and key[-1] > 0)
+        if self.s.form == "pairs":
+            return bool(value[0] == self._tag(epoch)) or (fault == "only the first access checked" and key[-1] > 0)
         if key[-1] < self.s.words - 1:
             return True  # the epoch comes with the last access
         return bool(value[0] == self._tag(epoch)) or (fault == "no epoch check" and value != NEVER)

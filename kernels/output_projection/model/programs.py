@@ -34,6 +34,7 @@ FAULTS: dict[str, str] = {
     "not re-armed": "flag",
     "re-armed with one parity": "flag",
     "only the first word checked": "flag",
+    "only the first access checked": "pairs",
     "a payload like the sentinel": "flag",
     "re-armed, published before the wait": "flag",
     "waits without a limit": "dead",
@@ -70,8 +71,9 @@ class Setting:
     ranks: int = 2
     steps: int = 4
     """Epochs: calls of the whole kernel (or pair of kernels)."""
-    form: Literal["epoch", "flag"] = "epoch"
-    """Packets with an epoch, or data as flag: words that differ from a sentinel."""
+    form: Literal["epoch", "pairs", "flag"] = "epoch"
+    """Packets with an epoch; several of them for what a lane takes, and ranks polled one after the other (b32e32);
+    or data as flag: words that differ from a sentinel."""
     fault: str = ""
     rows: tuple[int, ...] = ()
     """Live rows of each step, out of two; one row in all if empty."""
@@ -90,7 +92,7 @@ class Setting:
     @property
     def words(self) -> int:
         """Accesses a packet is written and read in."""
-        return 2 if self.form == "flag" or self.fault == "a packet in two accesses" else 1
+        return 2 if self.form in ("flag", "pairs") or self.fault == "a packet in two accesses" else 1
 
     def live(self, step: int) -> int:
         """Rows of a step."""
@@ -121,6 +123,7 @@ def setting_of(fault: str) -> Setting:
         "split": Setting("split"),
         "two_shot": Setting("two_shot", steps=3),
         "flag": Setting("fused", form="flag", steps=3),
+        "pairs": Setting("fused", form="pairs", steps=3),
         "dead": Setting("fused", steps=2, ends="dead"),
         "dead two_shot": Setting("two_shot", steps=2, ends="dead"),
         "late": Setting("two_shot", steps=2, ends="late"),
@@ -189,6 +192,8 @@ def _finishing(s: Setting, rank: int, step: int, block: int) -> Program:
 
 def _taken(s: Setting, box: str, index: int, phase: Phase) -> list[Op]:
     """Wait for a packet of every rank; with data as flag, make its places ready again."""
+    if s.form == "pairs":
+        return [Op("poll", box, (slot,), index, phase=phase) for slot in _everyone(s)]
     poll = Op("poll", box, _everyone(s), index, phase=phase)
     rearms = s.form == "flag" and s.fault != "not re-armed"
     return [poll, Op("rearm", box, _everyone(s), index)] if rearms else [poll]
