@@ -137,13 +137,13 @@ class Plan:
     @property
     def shared_x_depth(self) -> int:
         """Steps of activations in flight in the shared expert's first product: 32 registers of them."""
-        most = max(1, 8 // (self.halves * self.row_tiles))
+        most = max(1, 4 // (self.halves * self.row_tiles))
         return max(size for size in range(1, most + 1) if self.shared_steps1 % size == 0)
 
     @property
     def shared_batch(self) -> int:
         """Steps whose hidden values a warp holds at once in the shared expert's second product."""
-        most = max(1, 6 // (self.halves * self.row_tiles))
+        most = max(1, 3 // (self.halves * self.row_tiles))
         return max(size for size in range(1, most + 1) if self.shared_steps2 % size == 0)
 
     @property

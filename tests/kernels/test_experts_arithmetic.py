@@ -1,0 +1,96 @@
+"""The experts' kernel itself, run on the CPU by :mod:`experts_on_threads`: against the twin, each weight read once, launch after launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from k3lab.kernels import K3, family
+from k3lab.kernels.experts.cute_engine import INPUTS, buffers
+from k3lab.kernels.experts.layout import LOADED, SHARED
+from k3lab.kernels.experts.plan import Plan
+
+from .experts_on_threads import Machine, Memory
+
+FAMILY = family("experts")
+SMALL = {"latent": 128, "intermediate": 32, "hidden": 128, "shared_intermediate": 32, "experts": 6, "top_k": 2}
+CASES = {
+    "three rows": ({"rows": 3}, {}, 3),
+    "fewer rows than compiled for, one block": ({"rows": 5}, {"blocks": 1}, 2),
+    "eleven rows of one expert": ({"rows": 11, "top_k": 1, "experts": 2}, {"blocks": 3}, 11),
+    "a ring over several units, two tasks": ({"rows": 2, "intermediate": 64, "shared_intermediate": 64}, {"depth": 1, "x_depth": 1, "tasks": 2}, 2),
+    "more than 32 rows, no shared expert": ({"rows": 35, "top_k": 1, "experts": 3}, {"wide": 0}, 35),
+}
+
+
+def case(change, sizes):
+    problem = dataclasses.replace(FAMILY.problem(K3, tp=16, rows=1), **{**SMALL, **change})
+    made = Plan(
+        rows=problem.rows, top_k=problem.top_k, experts=problem.experts, latent=problem.latent, inner=problem.intermediate,
+        hidden=problem.hidden, **{"warps": 2, "depth": 2, "x_depth": 2, "tasks": 1, "blocks": 2, "wide": problem.shared_intermediate, **sizes},
+    )  # fmt: skip
+    assert made.refusal() is None
+    return problem, made
+
+
+def memory_of(problem, sizes, inputs):
+    """Inputs, poisoned outputs and zeroed buffers."""
+    memory = Memory()
+    for name, tensor in inputs.items():
+        memory.add(name, tensor.contiguous().view(torch.uint8).numpy().copy())
+    for name, (shape, _) in FAMILY.output_specs(problem).items():
+        memory.add(name, np.full(math.prod(shape), 0x7FFF, dtype=np.uint16))
+    for buffer in buffers(sizes):
+        memory.add(buffer.name, np.zeros(math.prod(buffer.shape), dtype=np.int32))
+    return memory
+
+
+def output(memory, problem, name):
+    shape = FAMILY.output_specs(problem)[name][0]
+    data = memory.held[memory.names[name] >> 40].view(np.int16).reshape(shape)
+    return torch.from_numpy(data.copy()).view(torch.bfloat16).float()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_computes_what_the_twin_does(name):
+    change, sizes, live = CASES[name]
+    problem, made = case(change, sizes)
+    names = [*INPUTS, *(buffer.name for buffer in buffers(made))]
+    inputs = FAMILY.inputs(problem, 5)
+    inputs["latent"][live:] = float("nan")
+    inputs["x"][live:] = float("nan")
+    memory = memory_of(problem, made, inputs)
+    seeds = (5, 6) if name == "three rows" else (5,)
+    for seed in seeds:  # a second launch finds what the first one left
+        fresh = FAMILY.inputs(problem, seed)
+        for one in ("ids", "latent"):
+            memory.held[memory.names[one] >> 40][:] = fresh[one].view(torch.uint8).numpy().reshape(-1)
+        machine = Machine(made, memory, live)
+        for count in memory.reads.values():
+            count[:] = 0
+        machine.run(names, problem.beta, problem.linear_beta)
+        fresh = {**inputs, **{one: fresh[one] for one in ("ids", "latent")}}
+        some = {key: value[:live] if len(value) == problem.rows and key not in (*LOADED, *SHARED) else value for key, value in fresh.items()}
+        wanted = FAMILY.twin(problem, some)
+        for key in FAMILY.outputs if made.wide else ("latent_partial",):
+            got = output(memory, problem, key)
+            tolerance = FAMILY.tolerance(problem, key)
+            error = (got[:live] - wanted[key]).norm() / wanted[key].norm()
+            assert error <= tolerance.relative, (key, float(error))
+            assert got[live:].isnan().all(), f"{key} was written beyond its rows"
+        each_weight_once(memory, problem, made, some["ids"])
+
+
+def each_weight_once(memory, problem, made, ids):
+    """Every word of a chosen expert is asked for once an item, the shared expert's once, the other experts' never."""
+    chosen, rows = ids.unique(return_counts=True)
+    items = torch.zeros(problem.experts, dtype=torch.int64)
+    items[chosen] = -(-rows // 8)
+    for name in ("w13", "w2"):
+        count = torch.from_numpy(memory.reads[name][:-1]).view(problem.experts, -1)
+        assert (count == items[:, None]).all(), name
+    for name in SHARED:
+        assert (memory.reads[name][:-1] == (1 if made.wide else 0)).all(), name
