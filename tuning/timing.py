@@ -200,6 +200,8 @@ def input_copies(family: Family, problem: Problem, policy: TimingPolicy, seed: i
     first = family.inputs(problem, seed, "cuda")
     for name, (shape, dtype) in family.output_specs(problem).items():
         first[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+    if (others := family.cold_copies(problem, first, policy.rotate_bytes)) is not None:
+        return others
     rotated = sum(first[name].numel() * first[name].element_size() for name in family.rotated)
     own = {*family.rotated, *family.mutated}
     free, _ = torch.cuda.mem_get_info()
