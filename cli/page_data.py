@@ -1,7 +1,8 @@
 """A kernel's page as data: the table of results it tells, the bars it is held to, and each section's text.
 
 The table is ``results/<gpu>/<family>_table.json`` (:mod:`k3lab.tuning.table_rows`); the bars are
-``kernels/<family>/bars.json``: most microseconds by outputs and range of rows, and the least mean over the alternative.
+``kernels/<family>/bars.json``: most microseconds by the field that
+tells shapes apart (``shape``) and range of rows, and the least mean over the alternative.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def load_table(path: Path) -> dict[str, Any]:
 
 
 def load_bars(family: str) -> dict[str, Any]:
-    """The bars of a family, by outputs and rows.
+    """The bars of a family, by shape and rows.
 
     Raises:
         InputError: it has none.
@@ -50,20 +51,24 @@ def load_bars(family: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def at(table: Mapping[str, Any], outputs: int, rows: tuple[int, int]) -> list[Row]:
-    """Rows of the table with so many outputs and with token rows in the range, both ends included, ascending."""
+def of_shape(bars: Mapping[str, Any], row: Row, value: int) -> bool:
+    """Whether a row's problem is one of the bars' (``only``) and has that value of the field that tells shapes apart."""
+    wanted = {**bars.get("only", {}), bars["shape"]: value}
+    return all(row["problem"][name] == one for name, one in wanted.items())
+
+
+def at(table: Mapping[str, Any], bars: Mapping[str, Any], value: int, rows: tuple[int, int]) -> list[Row]:
+    """Rows of the table of that shape and with token rows in the range, both ends included, ascending."""
     found = [
-        row for row in table["rows"]
-        if row["problem"]["outputs"] == outputs and rows[0] <= row["problem"]["rows"] <= rows[1]
-    ]  # fmt: skip
+        row for row in table["rows"] if of_shape(bars, row, value) and rows[0] <= row["problem"]["rows"] <= rows[1]
+    ]
     return sorted(found, key=lambda row: row["problem"]["rows"])
 
 
 def bar_of(bars: Mapping[str, Any], row: Row) -> float | None:
     """Most microseconds of a row's problem; None where there is no bar."""
-    problem = row["problem"]
     for bar in bars["bars"]:
-        if bar["outputs"] == problem["outputs"] and bar["rows"][0] <= problem["rows"] <= bar["rows"][1]:
+        if of_shape(bars, row, bar[bars["shape"]]) and bar["rows"][0] <= row["problem"]["rows"] <= bar["rows"][1]:
             return float(bar["us"])
     return None
 
@@ -114,34 +119,39 @@ def bars_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]
     body = []
     for bar in bars["bars"]:
         first, last = bar["rows"]
-        found = at(table, bar["outputs"], (first, last))
+        found = at(table, bars, bar[bars["shape"]], (first, last))
         if not found:
-            body.append([str(bar["outputs"]), f"{first}-{last}", f"{bar['us']:.1f}", "-", "not measured"])
+            body.append([str(bar[bars["shape"]]), f"{first}-{last}", f"{bar['us']:.1f}", "-", "not measured"])
             continue
         slowest = max(found, key=lambda row: row["us"])
         over = slowest["us"] - bar["us"]
         body.append([
-            str(bar["outputs"]), f"{first}-{last}", f"{bar['us']:.1f}",
+            str(bar[bars["shape"]]), f"{first}-{last}", f"{bar['us']:.1f}",
             f"{slowest['us']:.2f} at {counted(slowest['problem']['rows'])}", "held" if over <= 0 else f"**missed** by {over:.3f} us",
         ])  # fmt: skip
-    return _lines(("N", "rows", "at most, us", "slowest, us", ""), body)
+    return _lines((bars["letter"], "rows", "at most, us", "slowest, us", ""), body)
 
 
 def mean_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
     """The geometric mean over the alternative, and the shape that gains least."""
     asked, name = bars["mean"], bars["beside"]
-    wanted = [(outputs, rows) for outputs in asked["outputs"] for rows in asked["rows"]]
+    wanted = [(value, rows) for value in asked[bars["shape"]] for rows in asked["rows"]]
     found = [
-        (*place, value) for place in wanted for row in at(table, place[0], (place[1],) * 2) if (value := ratio(row))
+        (*place, value)
+        for place in wanted
+        for row in at(table, bars, place[0], (place[1],) * 2)
+        if (value := ratio(row))
     ]
     if len(found) < len(wanted):
         return [f"{len(found)} of {len(wanted)} shapes are measured beside {name}: no mean yet."]
     mean = math.exp(sum(math.log(value) for _, _, value in found) / len(found))
-    outputs, rows, least = min(found, key=lambda one: one[2])
-    shapes = f"N = {', '.join(map(str, asked['outputs']))} and {', '.join(map(str, asked['rows']))} rows"
+    shape, rows, least = min(found, key=lambda one: one[2])
+    shapes = (
+        f"{bars['letter']} = {', '.join(map(str, asked[bars['shape']]))} and {', '.join(map(str, asked['rows']))} rows"
+    )
     return [
         f"Geometric mean over {name} across {shapes}: **{mean:.3f}x**, bar {asked['ratio']}x: {_held(mean >= asked['ratio'])}.",
-        f"Least gain: {least:.3f}x at N = {outputs}, {counted(rows)}; none below {asked['least']}x: {_held(least >= asked['least'])}.",
+        f"Least gain: {least:.3f}x at {bars['letter']} = {shape}, {counted(rows)}; none below {asked['least']}x: {_held(least >= asked['least'])}.",
     ]
 
 
@@ -153,18 +163,18 @@ def aims_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]
     """What lies beyond the bars: shares of the read ceiling, and microseconds hidden in a chain."""
     aims, body = bars["aims"], []
     for aim in aims["share_of_ceiling"]:
-        found = at(table, aim["outputs"], (1, 64))
+        found = at(table, bars, aim[bars["shape"]], (1, 64))
         if not found:
             continue
         shares = [(row["floor_us"] / row["us"], row["problem"]["rows"]) for row in found]
         hidden = [(row["hidden_us"], row["problem"]["rows"]) for row in found if row["hidden_us"] is not None]
         body.append([
-            str(aim["outputs"]), f"{aim['share']:.0%}", f"{sum(share >= aim['share'] for share, _ in shares)} of {len(shares)}",
+            str(aim[bars["shape"]]), f"{aim['share']:.0%}", f"{sum(share >= aim['share'] for share, _ in shares)} of {len(shares)}",
             *(f"{share:.1%} at {counted(rows)}" for share, rows in (min(shares), max(shares))),
             f"{sum(us >= aims['hidden_us'] for us, _ in hidden)} of {len(hidden)}",
             f"{min(hidden)[0]:.2f} to {max(hidden)[0]:.2f}" if hidden else "-",
         ])  # fmt: skip
-    head = ("N", "share of the read ceiling", "row counts that reach it", "least", "most",
+    head = (bars["letter"], "share of the read ceiling", "row counts that reach it", "least", "most",
             f"row counts that hide {aims['hidden_us']:g} us in a chain", "hidden, us")  # fmt: skip
     return _lines(head, body)
 
@@ -174,10 +184,10 @@ def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[st
     shapes: dict[tuple[int, str, int], list[Row]] = {}
     for row in table["rows"]:
         problem = row["problem"]
-        shapes.setdefault((problem["tp"], problem["kind"], problem["outputs"]), []).append(row)
+        shapes.setdefault((problem["tp"], problem["kind"], problem[bars["shape"]]), []).append(row)
     head = ("rows", "engine", "us", "floor, us", "share of ceiling", f"{bars['beside']}, us", "ratio", "in a chain, us", "hidden, us")  # fmt: skip
     lines: list[str] = []
-    for (tp, kind, outputs), rows in sorted(shapes.items()):
+    for (tp, kind, value), rows in sorted(shapes.items()):
         body = [
             [
                 str(row["problem"]["rows"]), f"`{row['engine']}`", f"{row['us']:.2f}", f"{row['floor_us']:.2f}", f"{row['floor_us'] / row['us']:.1%}",
@@ -185,7 +195,13 @@ def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[st
             ]
             for row in sorted(rows, key=lambda one: one["problem"]["rows"])
         ]  # fmt: skip
-        lines += [f"### TP{tp}, {kind.upper()}: N = {outputs}", "", *_lines(head, body), ""]
+        title = f"### TP{tp}, {kind.upper()}"
+        lines += [
+            title if bars["shape"] == "tp" else f"{title}: {bars['letter']} = {value}",
+            "",
+            *_lines(head, body),
+            "",
+        ]
     return lines[:-1]
 
 

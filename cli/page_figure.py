@@ -33,22 +33,23 @@ STYLE: dict[str, Any] = {
 
 
 def plotted(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each axis shows: ``outputs``, lines of (rows, us) by name, and the bars' steps; shapes without a row are left out."""
+    """What each axis shows: its shape, lines of (rows, us) by name, and the bars' steps; shapes without a row are left out."""
     axes = []
-    for outputs in bars["mean"]["outputs"]:
-        rows = at(table, outputs, (1, 64))
+    shape = bars["shape"]
+    for value in bars["mean"][shape]:
+        rows = at(table, bars, value, (1, 64))
         if not rows:
             continue
         engines = sorted({name for row in rows for name in row["engines"]})
         axes.append({
-            "outputs": outputs,
+            shape: value,
             "shape": f"TP{rows[0]['problem']['tp']} {rows[0]['problem']['kind'].upper()}",
             "engines": {
                 name: [(row["problem"]["rows"], row["engines"][name]) for row in rows if name in row["engines"]] for name in engines
             },
             "beside": [(row["problem"]["rows"], other) for row in rows if (other := beside(row)) is not None],
             "floor": [(row["problem"]["rows"], row["floor_us"]) for row in rows],
-            "bars": [(*bar["rows"], bar["us"]) for bar in bars["bars"] if bar["outputs"] == outputs],
+            "bars": [(*bar["rows"], bar["us"]) for bar in bars["bars"] if bar[shape] == value],
         })  # fmt: skip
     return axes
 
@@ -84,6 +85,10 @@ def draw(table: Mapping[str, Any], bars: Mapping[str, Any]) -> str:
         for place, axis in enumerate(grid.flat):
             if place < len(axes):
                 _axis(axis, axes[place], names, bars["beside"])
+                title = axes[place]["shape"]
+                if bars["shape"] != "tp":
+                    title = f"{bars['letter']} = {axes[place][bars['shape']]} ({title})"
+                axis.set_title(title, fontsize=9)
             else:
                 axis.set_axis_off()
         entries: dict[str, Any] = {}
@@ -114,7 +119,6 @@ def _axis(axis: Any, data: Mapping[str, Any], names: list[str], other: str) -> N
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_title(f"N = {data['outputs']} ({data['shape']})", fontsize=9)
     axis.set_xlabel("rows")
     axis.set_ylabel("us, isolated, weights cold")
     axis.grid(alpha=0.25, linewidth=0.6)

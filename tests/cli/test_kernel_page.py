@@ -245,8 +245,37 @@ def test_bars_are_found_by_outputs_and_rows() -> None:
     assert page_data.bar_of(bars, {"problem": {"outputs": 3648, "rows": 1}}) is None
 
 
+def test_bars_of_another_family_tell_shapes_apart_by_tp() -> None:
+    bars = page_data.load_bars("output_projection")
+
+    def bar(tp: int, rows: int, kind: str = "kda") -> float | None:
+        return page_data.bar_of(bars, {"problem": {"tp": tp, "rows": rows, "kind": kind}})
+
+    assert [bar(16, 1), bar(16, 8), bar(8, 8), bar(8, 64), bar(16, 64), bar(16, 1, "mla")] == [
+        6.5,
+        8,
+        10,
+        16,
+        None,
+        None,
+    ]
+    row = {
+        "problem": {"tp": 16, "kind": "kda", "rows": 1}, "engine": "cute_fused", "engines": {"cute_fused": 6.0}, "us": 6.0,
+        "floor_us": 3.0, "alternatives": {"PyTorch": 24.0}, "chain_us": None, "hidden_us": None,
+    }  # fmt: skip
+    other = {**row, "problem": {**row["problem"], "kind": "mla"}}
+    table = {"rows": [row, other]}
+    assert "| 16 | 1-1 | 6.5 | 6.00 at 1 row | held |" in page_data.bars_section(table, bars)
+    assert [line for line in page_data.tables_section(table, bars) if line.startswith("#")] == [
+        "### TP16, KDA",
+        "### TP16, MLA",
+    ]
+    (axis,) = page_figure.plotted(table, bars)
+    assert (axis["tp"], axis["bars"]) == (16, [(1, 1, 6.5), (2, 8, 8.0)])
+
+
 def test_wrong_calls_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, words in ((FAMILY, "no table at"), ("router", "has no bars"), ("nothing", "unknown family")):
+    for name, words in ((FAMILY, "no table at"), ("lm_head", "has no bars"), ("nothing", "unknown family")):
         assert main([name, "--root", str(tmp_path)]) == 2
         told = capsys.readouterr().err
         assert told.startswith("k3lab: ")

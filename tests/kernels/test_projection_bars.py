@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from k3lab.cli.page_data import load_bars
+
 from .test_projection_bars_gpu import cases
 
 
@@ -14,9 +16,13 @@ def row(us: float, rows: int = 2, outputs: int = 3216, other: float | None = 17.
 
 def test_only_what_the_table_records_as_missed_may_miss() -> None:
     found = cases(
-        [row(12.4), row(12.41), row(11.0, outputs=3648), row(12.0, other=11.5), row(12.0, rows=64, other=None)]
+        "attention_projection",
+        load_bars("attention_projection"),
+        [row(12.4), row(12.41), row(11.0, outputs=3648), row(12.0, other=11.5), row(12.0, rows=64, other=None)],
     )
-    assert [case.id for case in found] == ["kda-tp16-rows2"] * 3 + ["kda-tp16-rows64"]  # no bar for 3648
+    assert [case.id for case in found] == [
+        f"attention_projection-kda-tp16-rows{count}" for count in (2, 2, 2, 64)
+    ]  # no bar for 3648
     held, missed, slower, alone = (case.marks for case in found)
     assert not held
     assert not alone
@@ -26,3 +32,20 @@ def test_only_what_the_table_records_as_missed_may_miss() -> None:
     ):
         assert (mark.name, mark.kwargs["strict"], mark.kwargs["raises"]) == ("xfail", True, AssertionError)
         assert words in mark.kwargs["reason"]
+
+
+def test_few_rows_of_the_output_projection_must_be_two_and_a_half_times_quicker() -> None:
+    bars = load_bars("output_projection")
+
+    def one(us: float, rows: int, other: float, tp: int = 16, kind: str = "kda") -> dict[str, Any]:
+        problem = {"tp": tp, "rows": rows, "kind": kind, "width": 12288 // tp, "hidden": 7168, "blocks": 8, "eps": 1e-5}
+        return {"problem": problem, "us": us, "alternatives": {"PyTorch": other}}
+
+    rows = [
+        one(6.5, 1, 16.3), one(6.6, 1, 16.3), one(6.5, 1, 16.2), one(8.0, 8, 20.0), one(16.0, 64, 17.0, tp=8),
+        one(16.0, 64, 15.0, tp=8), one(9.0, 64, 90.0), one(6.0, 1, 60.0, kind="mla"),
+    ]  # fmt: skip
+    found = cases("output_projection", bars, rows)
+    # no bar at TP 16 beyond 8 rows, nor of another kind
+    assert [bool(case.marks) for case in found] == [False, True, True, False, False, True]
+    assert "6.50 us against 16.20 us of PyTorch chain" in found[2].marks[0].kwargs["reason"]
