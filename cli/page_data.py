@@ -66,9 +66,12 @@ def at(table: Mapping[str, Any], bars: Mapping[str, Any], value: int, rows: tupl
 
 
 def bar_of(bars: Mapping[str, Any], row: Row) -> float | None:
-    """Most microseconds of a row's problem; None where there is no bar."""
+    """Most microseconds of a row's problem, by every field that a bar names; None where there is no bar."""
+    problem = row["problem"]
     for bar in bars["bars"]:
-        if of_shape(bars, row, bar[bars["shape"]]) and bar["rows"][0] <= row["problem"]["rows"] <= bar["rows"][1]:
+        named = {**bars.get("only", {}), **{name: value for name, value in bar.items() if name not in ("rows", "us")}}
+        first, last = bar["rows"]
+        if first <= problem["rows"] <= last and all(problem[name] == value for name, value in named.items()):
             return float(bar["us"])
     return None
 
