@@ -34,12 +34,12 @@ def experts(problem: Problem) -> Experts:
 
 
 def plan_of(problem: Experts, config: Config) -> Plan:
-    """Sizes of the kernel. ``shared``, not in the space: "off" leaves the shared expert out, for timing the routed ones alone."""
+    """Sizes of the kernel."""
     return Plan(
         rows=problem.rows, top_k=problem.top_k, experts=problem.experts, latent=problem.latent, inner=problem.intermediate,
         warps=int(config["warps"]), depth=int(config["depth"]), x_depth=int(config["x_depth"]), tasks=int(config["tasks"]),
         blocks=int(config["sms"]) * int(config["per_sm"]), hidden=problem.hidden,
-        wide=0 if config.get("shared") == "off" else problem.shared_intermediate,
+        wide=problem.shared_intermediate if problem.has_shared else 0,
     )  # fmt: skip
 
 
@@ -62,6 +62,15 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
     )
 
 
+def arguments(problem: Experts, plan: Plan) -> tuple[Arg, ...]:
+    """Of the kernel, in order; null where there is no shared expert."""
+    from .family import FAMILY
+
+    there = {*FAMILY.draws(problem), *FAMILY.output_specs(problem), *(buffer.name for buffer in buffers(plan))}
+    names = (*INPUTS, *(buffer.name for buffer in buffers(plan)))
+    return (*(Arg("tensor", name) if name in there else Arg("null") for name in names), Arg("int32", "rows"))
+
+
 def fake_tensors(problem: Experts, plan: Plan) -> list[Any]:
     """What the compiler is told of each argument. Imports the compiler."""
     from cutlass import BFloat16, Float32, Int32, Int64, Uint8
@@ -75,7 +84,7 @@ def fake_tensors(problem: Experts, plan: Plan) -> list[Any]:
     shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in buffers(plan)}
     made = []
     for name in (*INPUTS, *(buffer.name for buffer in buffers(plan))):
-        shape, dtype = shapes[name]
+        shape, dtype = shapes.get(name, ((8,), "bfloat16"))
         strides = [1]
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
@@ -96,8 +105,8 @@ class CuteEngine(Engine):
         problem = experts(problem)
         if arch not in self.archs:
             return f"architecture {arch} is not among {', '.join(self.archs)}"
-        if problem.kind != "bf16":
-            return f"activations {problem.kind}: the kernel multiplies BF16 ones"
+        if problem.activations != "bf16":
+            return f"activations {problem.activations}: the kernel multiplies BF16 ones"
         for name, width, unit in (
             ("latent", problem.latent, 1024), ("hidden", problem.hidden, 256),
             ("intermediate", problem.intermediate, 32), ("shared_intermediate", problem.shared_intermediate, 32),
@@ -162,7 +171,6 @@ class CuteEngine(Engine):
 
         problem = experts(problem)
         plan = plan_of(problem, config)
-        names = (*INPUTS, *(buffer.name for buffer in buffers(plan)))
         built = compile_cute(
             launch,
             (
@@ -173,7 +181,7 @@ class CuteEngine(Engine):
             grid=(plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
             shared_bytes=plan.shared_bytes,
-            args=(*(Arg("tensor", name) for name in names), Arg("int32", "rows")),
+            args=arguments(problem, plan),
             pdl=True,
         )  # fmt: skip
         built = dataclasses.replace(built, needs_residency=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..contract import Engine, Problem, Tensors, Tolerance, Traffic
 from ..model_card import ModelCard
 from ..mxfp4 import GROUP, ROUNDINGS
-from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
+from ..twin_family import ITEM_BYTES, Draw, TwinFamily, in_fp32, rounding_tolerance
 from .layout import BLOCK_BYTES, LOADED, SCALE_BYTES, SHARED
 
 if TYPE_CHECKING:
@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
 
 
+ROUTED, UNIFORM = "routed", "uniform"
+CANDIDATES = 64
+"""Choices drawn for a step; the one whose distinct experts are nearest to the profile's is taken."""
+
+
 @dataclass(frozen=True)
 class Experts(Problem):
     """Routed MXFP4 experts and the shared expert, on one rank's slice of the intermediate width."""
 
     kind: str
-    """Activation mode, see :data:`k3lab.kernels.mxfp4.ROUNDINGS`."""
+    """Both experts in an activation mode, see :data:`k3lab.kernels.mxfp4.ROUNDINGS`, under uniform routing; or ``routed``: weight-only
+    and the routed experts alone, under that routing or under a named one (``routed_zipf``)."""
     hidden: int
     latent: int
     experts: int
@@ -40,9 +46,26 @@ class Experts(Problem):
         return f"{self.kind}-tp{self.tp}-rows{self.rows}"
 
     @property
+    def activations(self) -> str:
+        """Mode of the routed experts' activations."""
+        return self.kind if self.kind in ROUNDINGS else "bf16"
+
+    @property
+    def profile(self) -> str:
+        """Routing profile, see :data:`k3lab.kernels.router.profiles.PROFILES`."""
+        return self.kind.removeprefix(ROUTED).removeprefix("_") or UNIFORM if self.kind.startswith(ROUTED) else UNIFORM
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether the shared expert is part of the call."""
+        return not self.kind.startswith(ROUTED)
+
+    @property
     def distinct(self) -> float:
-        """Experts hit in the mean if every token chooses uniformly."""
-        return self.experts * (1 - (1 - self.top_k / self.experts) ** self.rows)
+        """Experts hit in the mean under the profile."""
+        from ..router.profiles import expected_distinct
+
+        return expected_distinct(self.profile, self.experts, self.rows, self.top_k)
 
 
 class ExpertsFamily(TwinFamily):
@@ -64,8 +87,8 @@ class ExpertsFamily(TwinFamily):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Activation modes."""
-        return tuple(ROUNDINGS)
+        """Activation modes of both experts; the routed ones alone, by routing profile."""
+        return (*ROUNDINGS, ROUTED, f"{ROUTED}_zipf", f"{ROUTED}_hot")
 
     def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> Experts:
         """See :meth:`Family.problem`; ``kind`` defaults to ``bf16``, what the checkpoint asks for."""
@@ -94,7 +117,7 @@ class ExpertsFamily(TwinFamily):
 
         first, second = (inner // 16, latent // GROUP), (latent // GROUP, inner // GROUP)
 
-        return {
+        routed = {
             "latent": Draw((rows, latent)),
             "ids": Draw((rows, problem.top_k), dtype="int64", high=problem.experts),
             "weights": Draw((rows, problem.top_k), dtype="float32", std=0.1 / problem.top_k, mean=1 / problem.top_k),
@@ -102,28 +125,64 @@ class ExpertsFamily(TwinFamily):
             "w13_scale": scale(*first, width=latent),
             "w2": codes(*second),
             "w2_scale": scale(*second, width=inner * problem.tp),
+        }
+        shared = {
             "x": Draw((rows, hidden)),
             "gate_up": Draw((wide // 4, hidden // 32, 256), std=hidden**-0.5),
             "down": Draw((hidden // 8, wide // 32, 256), std=(wide * problem.tp) ** -0.5),
         }
+        return {**routed, **shared} if problem.has_shared else routed
 
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-        """As drawn, but every token's experts are distinct and uniform."""
-        import torch
+        """As drawn, but every token's experts are distinct, and follow the profile: so do the distinct ones of all tokens."""
+        from ..router.profiles import draw, frequencies
 
         assert isinstance(problem, Experts)
         inputs = super().inputs(problem, seed, device)
-        generator = torch.Generator(device).manual_seed(seed)
-        chances = torch.rand((problem.rows, problem.experts), generator=generator, device=device)
-        return {**inputs, "ids": chances.topk(problem.top_k, dim=-1).indices}
+        share = frequencies(problem.profile, problem.experts)
+        best, distance = inputs["ids"], float("inf")
+        for turn in range(seed * CANDIDATES, (seed + 1) * CANDIDATES):
+            ids = draw(share, problem.rows, problem.top_k, turn)
+            away = abs(len(ids.unique()) - problem.distinct)
+            if away < distance:
+                best, distance = ids, away
+            if distance < 1:
+                break
+        return {**inputs, "ids": best.to(device)}
+
+    def cold_copies(self, problem: Problem, tensors: Tensors, rotate_bytes: int) -> list[dict[str, torch.Tensor]]:
+        """Calls that choose other experts each, all of them once before the first ones come again; the shared expert is copied."""
+        import torch
+
+        assert isinstance(problem, Experts)
+        traffic = self.traffic(problem).weight_bytes
+        ids = tensors["ids"]
+        chosen = torch.unique(ids)
+        left = torch.ones(problem.experts, dtype=torch.bool, device=ids.device)
+        left[chosen] = False
+        ordered = torch.cat([chosen, left.nonzero().flatten()])
+        place = torch.empty_like(ordered)
+        place[ordered] = torch.arange(problem.experts, device=ids.device)
+        copies = []
+        for number in range(-(-rotate_bytes // traffic) + 1):
+            other = {"ids": ordered[(place[ids] + number * len(chosen)) % problem.experts].contiguous()}
+            own = {name: tensors[name].clone() for name in SHARED if name in tensors and number}
+            copies.append({**tensors, **other, **own})
+        return copies
+
+    def measurement_fault(self, problem: Problem, tensors: Tensors) -> str | None:
+        """A step whose distinct experts are not those of its profile."""
+        from ..router.profiles import distinct_fault
+
+        assert isinstance(problem, Experts)
+        return distinct_fault(float(len(tensors["ids"].unique())), problem.distinct)
 
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
-        """``latent_partial`` [rows, latent], ``shared_partial`` [rows, hidden]."""
+        """``latent_partial`` [rows, latent], and of both experts ``shared_partial`` [rows, hidden]."""
         assert isinstance(problem, Experts)
-        return {
-            "latent_partial": ((problem.rows, problem.latent), "bfloat16"),
-            "shared_partial": ((problem.rows, problem.hidden), "bfloat16"),
-        }
+        routed = {"latent_partial": ((problem.rows, problem.latent), "bfloat16")}
+        shared = {"shared_partial": ((problem.rows, problem.hidden), "bfloat16")}
+        return {**routed, **shared} if problem.has_shared else routed
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, rounded only to MXFP8 where the kind asks for it."""
@@ -137,27 +196,34 @@ class ExpertsFamily(TwinFamily):
         beta, linear_beta = problem.beta, problem.linear_beta
         chosen, places = torch.unique(t["ids"], return_inverse=True)
         experts = unload({name: t[name][chosen] for name in LOADED})
-        wide = unload_shared(t["gate_up"], t["down"])
-        return {
+        found = {
             "latent_partial": routed(
                 t["latent"], places, t["weights"], experts,
-                beta=beta, linear_beta=linear_beta, activations=problem.kind,
+                beta=beta, linear_beta=linear_beta, activations=problem.activations,
             ),
-            "shared_partial": shared(t["x"], *wide, beta=beta, linear_beta=linear_beta),
         }  # fmt: skip
+        if problem.has_shared:
+            wide = unload_shared(t["gate_up"], t["down"])
+            found["shared_partial"] = shared(t["x"], *wide, beta=beta, linear_beta=linear_beta)
+        return found
 
     def flops(self, problem: Problem) -> int:
         """Three projections of each routed pair, and of the shared expert."""
         assert isinstance(problem, Experts)
-        per_row = problem.top_k * problem.latent * problem.intermediate + problem.hidden * problem.shared_intermediate
+        wide = problem.shared_intermediate if problem.has_shared else 0
+        per_row = problem.top_k * problem.latent * problem.intermediate + problem.hidden * wide
         return 6 * problem.rows * per_row
 
     def traffic(self, problem: Problem) -> Traffic:
-        """Only the distinct experts that uniform routing hits are read."""
+        """Only the distinct experts that the routing profile hits are read."""
         assert isinstance(problem, Experts)
-        whole = super().traffic(problem)
-        one = sum(draw.bytes for name, draw in self.draws(problem).items() if name in LOADED) / problem.experts
-        return replace(whole, weight_bytes=whole.weight_bytes - round((problem.experts - problem.distinct) * one))
+        draws = self.draws(problem)
+        weights = sum(draw.bytes for name, draw in draws.items() if name in self.rotated)
+        read = sum(draw.bytes for name, draw in draws.items() if name not in self.rotated)
+        written = sum(math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in self.output_specs(problem).values())
+        one = sum(draws[name].bytes for name in LOADED) / problem.experts
+        weights -= round((problem.experts - problem.distinct) * one)
+        return Traffic(weights, read + written, self.flops(problem))
 
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
         """Hidden, expert output and sum are rounded; gate and up too in the shared expert."""
