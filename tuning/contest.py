@@ -18,7 +18,7 @@ from . import clocks
 from .alternatives import PYTORCH
 from .outcome import describe
 from .policy import TimingPolicy
-from .timing import Captured, Series, capture_calls, input_copies, restorer, warm_note
+from .timing import RESTED, Captured, Series, capture_calls, input_copies, restorer, warm_note
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +96,8 @@ def time_contest(
             sign()
             _round(runs[index], policy, restore, 0.0 if runs[index] is other else floor_us)
     notes = [warm] if (warm := warm_note(family, copies, policy)) else []
+    if any(one.rest_ms for lane in runs for one in lane.series):
+        notes.append(RESTED.format(policy.rest_ms))
     held = sorted({why for lane in runs for one in lane.series for why in clocks.throttled(one.clocks_after)})
     result = {
         "results": [lane.to_json() for lane in lanes],

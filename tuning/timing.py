@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .chain import ChainTiming
 
 
+RESTED = "a cap held the clocks down: timed again with {:g} ms of rest before each replay"
+"""Note of a measurement whose series was."""
+
+
 class BrokenMeasurement(RuntimeError):
     """A figure that cannot be true, such as one below the byte floor."""
 
@@ -40,6 +44,8 @@ class Series:
     """Copies of the weights cycled through; 1 is a hot figure."""
     clocks_before: dict[str, Any]
     clocks_after: dict[str, Any]
+    rest_ms: float = 0.0
+    """Idle before each replay: 0 unless a cap held the clocks down before."""
 
     @property
     def median_us(self) -> float:
@@ -123,7 +129,10 @@ class Captured:
     copies: int
 
     def replayed(self, policy: TimingPolicy, restore: Callable[[], None] | None = None) -> Series:
-        """Warm up, and time the replays; arguments as for :func:`time_calls`."""
+        """Warm up, and time the replays; arguments as for :func:`time_calls`.
+
+        Where a cap held the clocks down they are timed again with a rest before each.
+        """
         return _replayed(self.graph, self.calls, self.copies, policy, restore or _nothing)
 
 
@@ -156,11 +165,33 @@ def _replayed(
             restore()
             graph.replay()
         torch.cuda.synchronize()
+    series = _sampled(graph, total, copies, policy, restore, 0.0)
+    if policy.rest_ms and clocks.throttled(series.clocks_after):
+        return _sampled(graph, total, copies, policy, restore, policy.rest_ms)
+    return series
+
+
+def _sampled(
+    graph: torch.cuda.CUDAGraph,
+    total: int,
+    copies: int,
+    policy: TimingPolicy,
+    restore: Callable[[], None],
+    rest_ms: float,
+) -> Series:
+    """One series: replays at once behind each other, or each on its own behind a rest and a replay that nobody times."""
+    import torch
+
     before = clocks.read_clocks()
     events = [
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(policy.samples)
     ]
     for start, end in events:
+        if rest_ms:
+            torch.cuda.synchronize()
+            time.sleep(rest_ms / 1000)
+            restore()
+            graph.replay()
         restore()
         start.record()
         graph.replay()
@@ -168,7 +199,7 @@ def _replayed(
     torch.cuda.synchronize()
     after = clocks.read_clocks()
     samples = [round(start.elapsed_time(end) * 1e6 / total) for start, end in events]
-    return Series(samples, total, copies, before, after)
+    return Series(samples, total, copies, before, after, rest_ms)
 
 
 def _nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import fake_family
@@ -54,6 +55,15 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Any:
         return time_contest(fake_family.FAMILY, PROBLEM, graphs, CONTEST, 0, lambda: seen.append("."))  # type: ignore[arg-type]
 
     return hold
+
+
+def test_a_contest_says_that_it_rested(held: Any) -> None:
+    graph = FakeGraph("a", [], 10.0)
+    rested = graph.replayed
+    graph.replayed = lambda *ask: dataclasses.replace(rested(*ask), rest_ms=10.0)  # type: ignore[method-assign]
+    assert held([graph], [])["notes"][0] == (
+        "a cap held the clocks down: timed again with 10 ms of rest before each replay"
+    )
 
 
 def test_all_are_timed_in_turn_beside_the_alternative(held: Any) -> None:

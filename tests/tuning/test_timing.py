@@ -116,6 +116,22 @@ def test_restoring_comes_before_each_replay_and_is_not_timed(device):
     assert len(done) >= 18
 
 
+@pytest.mark.parametrize(("rest_ms", "rested"), [(10.0, True), (0.0, False)])
+def test_a_series_under_a_power_cap_is_taken_again_with_rests(device, monkeypatch, rest_ms, rested):
+    """Back to back the capped GPU takes 10 us a call; rested, the cap is gone and the clock says so."""
+    done, restore = device
+    capped = [{}, {"throttle": ["sw_power_cap"]}]  # before and after the first series
+    monkeypatch.setattr(timing.clocks, "read_clocks", lambda: capped.pop(0) if capped else {"throttle": []})
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: done.append(f"rest {seconds}"))
+    policy = TimingPolicy(samples=3, warm_ms=0, rest_ms=rest_ms)
+    found = timing.time_calls([lambda: None], policy, restore)
+    first = ["restore", "replay"] * 3
+    assert done == first + ["rest 0.01", "restore", "replay", "restore", "replay"] * (3 if rested else 0)
+    assert found.rest_ms == (10.0 if rested else 0.0)
+    assert found.samples_ns == [10_000] * 3  # neither rest nor the replay behind it is timed
+    assert bool(throttled(found.clocks_after)) is not rested
+
+
 def test_what_is_updated_in_place_is_put_back_in_every_copy():
     family = SimpleNamespace(mutated=("state",))
     copies = [{"state": torch.arange(3.0)}, {"state": torch.arange(3.0)}]
