@@ -135,7 +135,7 @@ class Lab:
         result = check(self.family, self.engine, self.problem, self._config(config), seed)
         rows = [("verdict", "pass" if result.ok else "fail"), ("where", result.how), ("reason", result.reason or "-")]
         rows += [(f"relative error of {name}", f"{error:.2e}") for name, error in result.errors.items()]
-        for name in self.family.outputs:
+        for name in self.family.output_specs(self.problem):
             bound = self.family.tolerance(self.problem, name)
             rows.append((f"bound of {name}", f"{bound.relative:.2e} ({bound.why})"))
         return Shown(f"check {self.title}", result.to_json(), rows)

@@ -85,6 +85,10 @@ class Work:
     """Turns of one block's tile loop, each weighed by the work of its busiest warp; 0 where it has no such loop."""
     dependent_steps: int = 0
     """Hand-overs between blocks, one after the other."""
+    link_bytes: int = 0
+    """Bytes that a rank receives from the others of its group."""
+    link_hops: int = 0
+    """Times that what a rank sends must have come before it goes on, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -241,9 +245,12 @@ class Family(ABC):
     title: str
     """One line for tables."""
     outputs: tuple[str, ...]
-    """Names of the output tensors; the twin returns exactly these."""
+    """Names of the output tensors; a problem has those of its ``output_specs``, and the twin returns exactly these."""
     rotated: tuple[str, ...] = ()
     """Inputs that are cold in a decode step (weights): timing rotates copies of them."""
+    constant: tuple[str, ...] = ()
+    """Small inputs that no kernel of a step writes, so that they may be read before the dependency wait, but that stay in
+    the L2: timing does not rotate them."""
     mutated: tuple[str, ...] = ()
     """Inputs an engine updates in place (caches, states); restored before each check."""
     engines: tuple[Engine, ...] = ()
@@ -321,6 +328,10 @@ class Family(ABC):
     @abstractmethod
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
         """How far an engine's output may lie from the twin's."""
+
+    def measurement_fault(self, problem: Problem, tensors: Tensors) -> str | None:
+        """Why a timing is refused, by what the last call left in its outputs and buffers; None where it stands."""
+        return None
 
     def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None] | None:
         """The same work as a user would write it in PyTorch operators today, on tensors of inputs and

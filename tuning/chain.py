@@ -103,7 +103,7 @@ def handed_over(family: Family, inputs: Mapping[str, torch.Tensor]) -> list[str]
     return [
         name
         for name, tensor in inputs.items()
-        if name not in (*family.rotated, *family.mutated, *family.outputs)
+        if name not in (*family.rotated, *family.constant, *family.mutated, *family.outputs)
         and tensor.is_floating_point()
         and tensor.numel() * tensor.element_size() % 4 == 0
     ]

@@ -134,7 +134,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
                 faults.append(f"{how}: input {name} was changed")
 
     def judge(rows: int, how: str) -> None:
-        for name in family.outputs:
+        for name in outputs:
             result = compare(name, outputs[name][:rows], twin[name][:rows], family.tolerance(problem, name))
             cases.append(result)
             labelled.append({"rows": rows, "run": how, **result.to_json()})
@@ -148,7 +148,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         torch.cuda.synchronize()
         inputs_unchanged(f"rows {rows}, launch")
         judge(rows, "launch")
-        for name in family.outputs:
+        for name in outputs:
             if bool(written(outputs[name][rows:]).any()):
                 faults.append(f"rows {rows}: {name} was written beyond its {rows} rows")
         if not faults and (dead := dead_rows(family, problem, inputs, rows)):
@@ -183,7 +183,7 @@ def check_compiled(family: Family, compiled: Compiled, seed: int) -> CheckResult
         check_health(runner.buffers)
     except CollectiveError as error:  # the cause of whatever else was wrong
         faults.insert(0, f"a wait of the kernel gave up: {error}")
-    errors = {case.output: case.relative for case in cases[: len(family.outputs)]}
+    errors = {case.output: case.relative for case in cases[: len(outputs)]}
     return CheckResult(not faults, "gpu", faults[0] if faults else None, errors, labelled)
 
 
@@ -250,7 +250,7 @@ def interpreted_comparisons(
         if got is None:
             return CheckResult(False, "compiled", f"{engine.name} has no interpreter")
         twin = family.expected(case, config, inputs)
-        for name in family.outputs:
+        for name in family.output_specs(case):
             result = compare(name, got[name], twin[name], family.tolerance(case, name))
             labelled.append({"rows": count, "run": "interpreter", **result.to_json()})
             errors.setdefault(name, result.relative)

@@ -51,7 +51,7 @@ def chain_faults(
     sets: list[dict[str, torch.Tensor]] = []
     wholes: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
     for _ in range(SETS):
-        outputs = {name: output(name) for name in family.outputs}
+        outputs = {name: output(name) for name in family.output_specs(runner.compiled.problem)}
         own = {name: inputs[name].clone() for name in (*handed, *family.mutated)}
         wholes.append(outputs)
         sets.append({**inputs, **own, **{name: view for name, (_, view) in outputs.items()}})
@@ -69,7 +69,7 @@ def chain_faults(
                     tensors[name].copy_(inputs[name])
 
     def bits(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        return [tensors[name].reshape(-1).view(torch.uint8).clone() for name in family.outputs]
+        return [tensors[name].reshape(-1).view(torch.uint8).clone() for name in wholes[0]]
 
     reset(hand_over=False)
     runner.bind(sets[0], pdl=False)()

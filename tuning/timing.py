@@ -233,8 +233,9 @@ def input_copies(family: Family, problem: Problem, policy: TimingPolicy, seed: i
         first[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
     if (others := family.cold_copies(problem, first, policy.rotate_bytes)) is not None:
         return others
-    rotated = sum(first[name].numel() * first[name].element_size() for name in family.rotated)
-    own = {*family.rotated, *family.mutated}
+    cold = [name for name in family.rotated if name in first]
+    rotated = sum(first[name].numel() * first[name].element_size() for name in cold)
+    own = {*cold, *family.mutated}
     free, _ = torch.cuda.mem_get_info()
     copies = [first]
     for _ in range(copies_for(rotated, policy, free) - 1):
@@ -244,7 +245,8 @@ def input_copies(family: Family, problem: Problem, policy: TimingPolicy, seed: i
 
 def warm_note(family: Family, copies: Sequence[Mapping[str, torch.Tensor]], policy: TimingPolicy) -> str | None:
     """What to say where memory was too small for the copies that the policy asks for, or None."""
-    one = sum(copies[0][name].numel() * copies[0][name].element_size() for name in family.rotated)
+    cold = [copies[0][name] for name in family.rotated if name in copies[0]]
+    one = sum(tensor.numel() * tensor.element_size() for tensor in cold)
     between = (len(copies) - 1) * one
     if not one or between >= policy.rotate_bytes:
         return None
@@ -323,10 +325,14 @@ def time_compiled(
         check_health(runner.buffers)
     except CollectiveError as error:
         raise BrokenMeasurement(f"a wait of the kernel gave up while it was timed: {error}") from error
+    if fault := family.measurement_fault(problem, {**copies[0], **runner.buffers}):
+        raise BrokenMeasurement(fault)
     floor_us = family.traffic(problem).bytes / ceiling * 1e6
     notes = []
     if warm := warm_note(family, copies, policy):
         notes.append(warm)
+    if cold.rest_ms:
+        notes.append(RESTED.format(cold.rest_ms))
     if slow := sorted({*clocks.throttled(cold.clocks_before), *clocks.throttled(cold.clocks_after)}):
         notes.append(f"clocks held down: {', '.join(slow)}")
     if not stable:

@@ -99,7 +99,7 @@ def test_a_check_that_ran_nothing_is_no_success(capsys):
         (("predict", FAMILY, "--gpu", "gb400"), "unknown GPU 'gb400'"),
         (("predict", FAMILY, "--model", "nowhere/config.json"), "cannot read"),
         (("time", FAMILY), "needs an NVIDIA GPU"),
-        (("check", "router"), "only its twin"),
+        (("check", "lm_head"), "only its twin"),
     ],
 )
 def test_a_wrong_call_gets_one_line_and_exit_2(capsys, argv, says):

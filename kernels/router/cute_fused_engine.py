@@ -1,0 +1,116 @@
+"""The cute_fused engine: shard, exchange, choice and grouping in one launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ..contract import Compiled, Engine, Problem, Work
+from ..space import Config, Constraint, Param, Space
+from .common import (
+    FRONT_PARAMS,
+    HERE,
+    PARTS,
+    ROLES,
+    board,
+    built,
+    choice_buffers,
+    choice_faults,
+    choice_of,
+    choice_registers,
+    clusters_that_fit,
+    first_legal,
+    front_of,
+    front_rules,
+    refuses_always,
+    register_limit,
+    router,
+    shard_buffers,
+    sum_order,
+)
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+STEP = (
+    "x", "w_router", "w_down", "peers", "bias", "logits", "latent", "ids", "weights", "order", "units", "nans", "mailbox",
+    "mailbox_targets", "epochs", "health",
+)  # fmt: skip
+
+
+class CuteFusedEngine(Engine):
+    """The clusters of the front, one more that chooses from all ranks' packets, and one that brings the latents together."""
+
+    name = "cute_fused"
+    family = "router"
+    compiler = "cute"
+    sources = (HERE / "cute_fused.py", *PARTS)
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """The halves alone are another engine's."""
+        problem = router(problem)
+        if problem.kind in ("front", "choice"):
+            return f"kind {problem.kind}: this engine has the whole step; cute_mma has its halves"
+        return refuses_always(self, problem, arch)
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """As of the front; the choice is made by a cluster of the same size, and all blocks must be there at once."""
+        problem = router(problem)
+        can_choose, *others = (
+            Constraint(
+                lambda c: choice_faults(choice_of(problem, c)) is None,
+                f"{{split_k}} blocks of {{warps_n}} x {{warps_k}} warps cannot share the choice of {problem.rows} rows",
+            ),
+            Constraint(
+                lambda c: choice_registers(choice_of(problem, c)) <= register_limit(front_of(problem, c).threads, gpu),
+                "the experts a thread holds exceed its registers",
+            ),
+            Constraint(
+                lambda c: choice_of(problem, c).shared_bytes <= gpu.shared_per_block,
+                "the candidates of a block's rows exceed its shared memory",
+            ),
+            Constraint(
+                lambda c: (
+                    front_of(problem, c).tiles + ROLES
+                    <= clusters_that_fit(front_of(problem, c), choice_of(problem, c), gpu)
+                ),
+                f"all blocks wait for each other, and {gpu.name} does not hold their clusters of {{split_k}} at once",
+            ),
+        )
+        rules = (can_choose, *front_rules(problem, gpu), *others)
+        backoff = Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls")
+        return Space((*FRONT_PARAMS, backoff), rules, first_legal(problem, rules, {"backoff": 0}))
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """One launch. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        from .cute_fused import launch
+
+        problem = router(problem)
+        front, choice = front_of(problem, config), choice_of(problem, config)
+        blocks = front.blocks + ROLES * front.split
+        buffers = (*choice_buffers(problem), *shard_buffers(problem, blocks))
+        more = (
+            front, choice, problem.scaling, int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+        )  # fmt: skip
+        made = built(
+            launch, STEP, more, problem, buffers, arch, blocks=blocks, threads=front.threads, cluster=front.split,
+            shared_bytes=max(front.shared_bytes, choice.shared_bytes),
+        )  # fmt: skip
+        made = dataclasses.replace(made, needs_residency=True)
+        return Compiled(self.family, self.name, problem, config, arch, (made,), buffers)
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every cluster reads x; packets are written and read once; cluster, ranks and rows hand over one after the other."""
+        problem = router(problem)
+        front = front_of(problem, config)
+        return Work(
+            l2_bytes=front.tiles * problem.rows * problem.hidden * 2 + 2 * board(problem).mail.received_bytes,
+            in_flight_bytes=front.depth * front.n_tiles * 512 * front.threads // 32,
+            tile_turns=float(front.steps),
+            dependent_steps=(1 if front.split > 1 else 0) + 2,
+        )
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """Of the shard, and of the weights."""
+        order = sum_order(front_of(router(problem), config))
+        return f"{order}; the chosen scores in halves: first eight to last eight, and so on"

@@ -1,0 +1,117 @@
+"""Roles of blocks in the router's CuTe DSL kernels that wait for packets: those that choose, those that copy latents."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
+from cutlass.cute import arch
+
+from ..output_projection.cute_waits import epoch_of, pause
+from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, pairs_of
+from .cute_group import group
+from .cute_words import as_word, piece, poll_twos
+
+COPIES = 4
+
+
+@cute.jit
+def route(
+    tensors: list, rows: Int32, block: Int32, part: Int32, memory: cute.Pointer, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
+    MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Block ``part`` of the cluster chooses for its rows; the first then groups all rows' choices. Returns the epoch.
+
+    ``tensors`` are addresses: source of the logits (a mailbox if ``MAIL``), bias, logits (to be written if ``MAIL``), ids,
+    weights, order, units, nans, epochs, health. Blocks of the cluster send the first the ids of their rows; that wait
+    ends, because a block that gives up its own wait sends what it has all the same.
+    """
+    source, bias, logits, ids_out, weights, order, units, nans, counter, health = tensors
+    t, _, _ = arch.thread_idx()
+    threads = 32 * C.warps
+    if cutlass.const_expr(RELEASE != "end"):
+        arch.griddepcontrol_launch_dependents()
+    kinds = (Uint64, Uint64, Float32, Int32, Int32, Uint32, Uint32, Uint32, Int64)
+    sizes, pieces = C.sizes(), []
+    for i in cutlass.range_constexpr(len(kinds)):
+        pieces.append(piece(memory, sum(sizes[:i]), kinds[i], sizes[i] * 8 // kinds[i].width))
+    best, candidates, scores, counts, ids, masks, starts, sums, barrier = pieces
+    arrived = barrier.iterator
+    local = t // C.lanes
+    lane = t % C.lanes
+    row = part * C.rows_a_block + local
+    mine = (local < C.rows_a_block) & (row < rows)
+    pairs = pairs_of(lane, C)
+    held = biases(bias, pairs)
+    if t == 0:
+        arch.mbarrier_init(arrived, 1)
+        arch.mbarrier_init_fence()
+        if part == 0:
+            arch.mbarrier_arrive_and_expect_tx(arrived, rows * (C.top_k * 4))
+    arch.cluster_arrive_relaxed()
+    if part == 0:
+        for m in cutlass.range(t, C.chunks * 32 * C.tall, threads, unroll=1):
+            masks[m] = Uint32(0)
+    arch.griddepcontrol_wait()
+    epoch = Uint32(0)
+    if cutlass.const_expr(MAIL):
+        epoch = epoch_of(counter, block)
+    arch.cluster_wait()
+    if mine:
+        pause(JITTER, epoch, block * 64 + 33 + local)
+        parity = Int32(epoch & Uint32(1))
+        words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF)
+        if cutlass.const_expr(MAIL):
+            for i in cutlass.range_constexpr(C.pairs_a_lane):
+                if C.pair(lane, i) < C.pairs:
+                    at = logits + (row * C.experts + 2 * pairs[i]) * 4
+                    arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
+        place, expert, weight, odd = choose(
+            words, held, pairs, local, lane, [best, candidates, scores, counts], scaling, C
+        )  # fmt: skip
+        if lane < C.top_k:
+            entry = row * C.top_k + place
+            target = (ids.iterator + entry).align(4)
+            arch.store_async_dsmem(target, expert, arrived, Int32(0))
+            arch.inline_ptx(STORE, read_only_args=[ids_out + entry * 4, Uint32(expert)])
+            arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
+        if lane == 0:
+            arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
+    if part == 0:
+        arch.mbarrier_wait(arrived, 0)
+        arch.sync_threads()
+        group(ids, masks, starts, sums, order, units, rows, t, threads, C)
+    arch.sync_threads()
+    return epoch
+
+
+@cute.jit
+def copy(
+    mailbox: Int64, latent: Int64, counter: Int64, health: Int64, rows: Int32, block: Int32, part: Int32, C: cutlass.Constexpr,
+    BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """Block ``part`` of its cluster brings every ``blocks``-th thread's share of all ranks' latents into [rows, L] BF16."""
+    B = C.board
+    t, _, _ = arch.thread_idx()
+    if cutlass.const_expr(RELEASE != "end"):
+        arch.griddepcontrol_launch_dependents()
+    arch.griddepcontrol_wait()
+    epoch = epoch_of(counter, block)
+    parity = Int32(epoch & Uint32(1))
+    a_rank, threads = B.latents // 4, 32 * C.warps * C.blocks
+    a_row = a_rank * B.ranks
+    items = rows * a_row
+    pause(JITTER, epoch, block * 64 + 32)
+    for first in cutlass.range(part * (32 * C.warps) + t, items, threads * COPIES, unroll=1):
+        at, slots, to = [], [], []
+        for i in cutlass.range_constexpr(COPIES):
+            item = cutlass.min(first + i * threads, items - 1)
+            row, rank = item // a_row, item % a_row // a_rank
+            word = item % a_rank * 2
+            at.append(mailbox + Int64(rank * B.slot_bytes + B.within(parity, row, B.logits + word)))
+            slots.append(rank)
+            to.append(latent + ((row * B.ranks + rank) * B.latents + word * 2) * 2)
+        words = poll_twos(at, slots, epoch, health, block, BACKOFF)
+        for i in cutlass.range_constexpr(COPIES):
+            arch.inline_ptx(STORE_PAIR, read_only_args=[to[i], words[2 * i], words[2 * i + 1]])
+    arch.sync_threads()
+    return epoch

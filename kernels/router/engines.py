@@ -1,0 +1,9 @@
+"""The engines of the family: one line each."""
+
+from __future__ import annotations
+
+from ..contract import Engine
+from .cute_fused_engine import CuteFusedEngine
+from .cute_mma_engine import CuteMmaEngine
+
+ENGINES: tuple[Engine, ...] = (CuteFusedEngine(), CuteMmaEngine())
