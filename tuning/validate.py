@@ -67,7 +67,7 @@ def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
         if trial["status"] != "ok":
             continue
         resources = [KernelResources(**kernel) for kernel in trial["resources"]]
-        guess = predict(owner, engine, problem, trial["config"], gpu, None, found=resources)
+        guess = predict(owner, engine, problem, trial["config"], gpu, None, found=resources, alone=True)
         found.append((guess.microseconds, trial["value"]))
     return found
 

@@ -209,14 +209,20 @@ def gemm_constraints(problem: OutputProjection, invariant: Config) -> tuple[Cons
 
 
 def exchange_work(problem: OutputProjection, config: Config, *, hand_overs: int) -> Work:
-    """Every block reads x; packets are written and read once; blocks wait for blocks ``hand_overs`` times in a row."""
+    """Every block reads x; packets are written and read once; blocks wait for blocks ``hand_overs`` times in a row.
+
+    Of what a rank receives its own slot's share does not cross the link.
+    """
+    boxes, others = mail(problem, config), problem.tp - 1
     n_tiles, _, _ = gemm_tiles(problem.rows, config)
     return Work(
         l2_bytes=problem.hidden // COLUMNS * problem.rows * problem.width * 2
-        + sum(2 * box.received_bytes for box in mail(problem, config)),
+        + sum(2 * box.received_bytes for box in boxes),
         in_flight_bytes=int(config["depth"]) * n_tiles * 512 * int(config["warps_k"]),
         tile_turns=problem.width / gemm_columns(config),
         dependent_steps=hand_overs,
+        link_bytes=sum(box.received_bytes // problem.tp * others for box in boxes),
+        link_hops=len(boxes) if others else 0,
     )
 
 

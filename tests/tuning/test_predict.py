@@ -120,3 +120,42 @@ def test_regret_takes_the_worst_of_configs_predicted_alike():
 
     assert regret([(5.0, 12.0), (5.0, 10.0), (6.0, 8.0)]) == pytest.approx(0.5)
     assert regret([(5.0, 8.0), (6.0, 12.0)]) == 0
+
+
+def crossover(tp: int) -> int:
+    """Fewest rows from which two shots are predicted quicker, for the same kernels otherwise, on GB300."""
+    owner = family("output_projection")
+    split, rows_ = owner.engine("cute_split"), (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+    quicker = []
+    for rows in rows_:
+        problem = owner.problem(K3, tp=tp, rows=rows)
+        config = split.space(problem, GB300).default
+        one, two = (
+            predict(owner, split, problem, {**config, "exchange": way}, GB300, None, found=[usage(), usage()]).microseconds
+            for way in ("one_shot", "two_shot")
+        )  # fmt: skip
+        quicker.append(two < one)
+    assert quicker == sorted(quicker)  # once quicker, quicker for more rows
+    return rows_[quicker.index(True)]
+
+
+def test_one_shot_gives_way_to_two_where_the_link_says_so():
+    """By the model, never measured here; where published times of another engine cross."""
+    assert 16 < crossover(16) <= 32 < crossover(8) <= 64
+
+
+def test_what_crosses_the_link_is_predicted_and_named_but_not_where_one_gpu_plays_all_ranks():
+    owner = family("output_projection")
+    fused, problem = owner.engine("cute_fused"), owner.problem(K3, tp=16, rows=8)
+    config = fused.space(problem, GB300).default
+    found = predict(owner, fused, problem, config, GB300, None, found=[usage()])
+    alone = predict(owner, fused, problem, config, GB300, None, found=[usage()], alone=True)
+    work = fused.work(problem, config)
+    assert (work.link_bytes, work.link_hops) == (15 * 8 * 1024 * 16, 1)
+    assert found.terms["link"] == pytest.approx(found.microseconds - alone.microseconds)
+    assert found.terms["link"] > work.link_bytes / GB300.nvlink_bandwidth * 1e6
+    assert "link" in found.uncalibrated and "link" not in alone.uncalibrated
+    two = owner.engine("cute_split").work(owner.problem(K3, tp=8, rows=8), {**config, "exchange": "two_shot"})
+    assert (two.link_bytes, two.link_hops) == (2 * 7 * 8 * 128 * 16, 2)
+    single = owner.engine("cute_fused").work(owner.problem(K3, tp=1, rows=8), config)
+    assert (single.link_bytes, single.link_hops) == (0, 0)
