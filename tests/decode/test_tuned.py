@@ -123,6 +123,19 @@ def test_a_real_group_needs_a_transport(tiny: ModelCard, tiny_tensors: ModelTens
     assert len(TwinRunner.calls) == 1
 
 
+def test_a_step_that_begins_copies_its_first_block_whatever_was_copied_before(
+    tiny: ModelCard, tiny_tensors: ModelTensors, operators: Any
+) -> None:
+    """A captured step must hold the copy, even of a block that an eager step had copied."""
+    used = operators()
+    layer = pack(shard(tiny_tensors, tiny, tp=1, rank=0), tiny, tp=1, rank=0).layers[2]
+    x, block = torch.ones(1, layer.attention.o_proj.shape[1]).double(), torch.ones(1, tiny.hidden_size).double()
+    for _ in range(2):
+        used._saved[ROWS]._memory.zero_()
+        used.output_projection(x, layer.attention, None, [block], layer.mlp_mix, SingleRank())
+        assert torch.equal(used._saved[ROWS]._memory[0, :1], block)
+
+
 def test_a_rank_that_gave_up_is_told_where_the_host_synchronises(operators: Any) -> None:
     used = operators()
     used.check()

@@ -71,7 +71,7 @@ def test_a_rank_that_is_seconds_late_delays_and_changes_nothing(setting_of):
     for turn in range(BURST):
         ranks.launch(turn, [late])
     torch.cuda.synchronize()
-    assert time.perf_counter() - started < 6.0
+    assert time.perf_counter() - started < 9.0
     for rank, runner in enumerate(ranks.runners):
         check_health(runner.buffers, rank)
     ranks.same_everywhere(wanted)
@@ -90,7 +90,7 @@ def test_a_rank_that_never_comes_is_named_by_all_and_they_go_on_after_re_arming(
     ranks.launch(0, living)
     ranks.launch(1, living)
     torch.cuda.synchronize()
-    assert 0.4 < time.perf_counter() - started < 3.0
+    assert 0.4 < time.perf_counter() - started < 9.0
     reports = {}
     for rank in living:
         buffers = ranks.runners[rank].buffers
