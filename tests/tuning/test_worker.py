@@ -158,6 +158,28 @@ def test_a_predicting_worker_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
             assert looking.run(job()).reason == seen
 
 
+def test_a_worker_without_a_gpu_compiles_without_asking_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The DSL would ask for an architecture to fall back on, though every compilation names its own."""
+    (tmp_path / "asking_evaluator.py").write_text(
+        "from cutlass.base_dsl import env_manager\nfrom k3lab.tuning.outcome import failure\n"
+        "def predict(task, stage):\n"
+        "    asked = []\n"
+        "    env_manager.detect_gpu_arch = lambda prefix: asked.append(prefix) or 'sm_100a'\n"
+        "    from k3lab.kernels import K3, family\n"
+        "    from k3lab.kernels.gpu_cards import gpu_card\n"
+        "    owner = family('attention_projection')\n"
+        "    engine, problem = owner.engine('cute_mma'), owner.problem(K3, tp=16, rows=2)\n"
+        "    made = engine.compile(problem, engine.space(problem, gpu_card('h200')).default, 'sm_90a')\n"
+        "    return failure('wrong', f'{len(made.launches)} launches, asked {asked}')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("CUTE_DSL_ARCH", raising=False)
+    with Supervisor(gpu=False, evaluator="asking_evaluator") as asking:
+        assert asking.run(job()).reason == "1 launches, asked []"
+
+
 def test_a_worker_that_cannot_start_is_the_callers_news(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         Supervisor(gpu=False, evaluator="no_such_evaluator") as broken,
