@@ -47,7 +47,8 @@ def registers(plan: Plan) -> int:
     """A thread's: weights and scales in flight, activations, and the rest."""
     routed = 5 * plan.depth + 4 * plan.x_depth
     second = 5 * plan.depth + 4 * plan.batch
-    shared = 5 * plan.depth + plan.row_tiles * (4 + 4 * plan.halves * plan.shared_x_depth) if plan.wide else 0
+    each = 4 * plan.halves * plan.shared_x_depth(plan.shared_steps1)
+    shared = 5 * plan.depth + plan.row_tiles * (4 + each) if plan.wide else 0
     return max(routed, second, shared) + RESERVED_REGISTERS
 
 
@@ -56,7 +57,8 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
     return (
         Buffer("hidden", (plan.pairs * plan.hidden_packets, 4), "int32", persistent=True),
         Buffer("outputs", (plan.pairs * plan.row_packets, 4), "int32", persistent=True),
-        Buffer("wide", (max(1, plan.rows * plan.shared_first), 4), "int32", persistent=True),
+        Buffer("wide", (max(1, plan.rows * plan.shared_first), 4), "bfloat16"),
+        Buffer("done", (max(1, plan.eights * plan.shared_first),), "int32", persistent=True),
         Buffer("epochs", (plan.blocks,), "int32", persistent=True),
         health.BUFFER,
     )

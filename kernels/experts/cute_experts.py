@@ -10,10 +10,24 @@ from cutlass.memory import SmemAllocator
 
 from ..cute_streaming import LOAD_X, read
 from .cute_group import group, pair_of
-from .cute_parts import LOAD_X_IF, as_float, count_launch, epoch_of, packets, publish, read_if, rounded, scaled, situ, step
+from .cute_parts import (
+    LOAD_X_IF,
+    as_float,
+    count_launch,
+    epoch_of,
+    four,
+    packets,
+    publish,
+    read_if,
+    rounded,
+    scaled,
+    situ,
+    step,
+)
 from .cute_ring import fill, refill, weights_of
-from .cute_shared import shared_first, shared_hidden, shared_second
+from .cute_shared import shared_done, shared_first, shared_hidden, shared_second
 from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
+from .plan import TOKENS
 
 UNSCALE = 2.0 ** -(WEIGHT_EXPONENT + ACTIVATION_EXPONENT)
 ACTIVATION = 2.0**ACTIVATION_EXPONENT
@@ -33,25 +47,28 @@ def lane_x(unit: Int32, ends: list, table: cute.Tensor, x: Int64, warp: Int32, l
 
 @cute.jit
 def routed_hidden(
-    unit: Int32, parts: cute.Tensor, parity: Int32, table: cute.Tensor, lane: Int32, hidden: Int64, epoch: Uint32,
-    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr,
+    unit: Int32, parts: cute.Tensor, parity: Int32, table: cute.Tensor, turn: Int32, warp: Int32, lane: Int32, hidden: Int64,
+    epoch: Uint32, PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr,
 ):  # fmt: skip
-    """One warp adds all warps' sums of a unit of the routed first product and publishes the hidden values, four a lane."""
-    token, quad = lane // 4, lane % 4
+    """Add all warps' sums of a unit of the routed first product and publish the hidden values: a warp for two tokens."""
     item = unit // PLAN.tiles
     _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
-    values = []
-    for i in cutlass.range_constexpr(4):
-        both = []
-        for tile in cutlass.range_constexpr(2):
-            value = parts[PLAN.part_at(parity, 0, tile, 4 * quad + i, token)]
-            for w in cutlass.range_constexpr(1, PLAN.warps):
-                value += parts[PLAN.part_at(parity, w, tile, 4 * quad + i, token)]
-            both.append(value * UNSCALE)
-        values.append(situ(both[0], both[1], BETA, LINEAR) * ACTIVATION)
-    if token < count:
-        at = PLAN.hidden_at(place + token, 0, 0, 0) + (unit - item * PLAN.tiles) * 4 + quad
-        publish(hidden + Int64(at) * 16, values, epoch)
+    row = lane % 16
+    for k in cutlass.range_constexpr(-(-4 // PLAN.warps)):
+        pair = (warp + turn) % PLAN.warps + k * PLAN.warps
+        if 2 * pair < cutlass.min(count, TOKENS):
+            token = 2 * pair + lane // 16
+            both = []
+            for tile in cutlass.range_constexpr(2):
+                value = parts[PLAN.part_at(parity, 0, tile, row, token)]
+                for w in cutlass.range_constexpr(1, PLAN.warps):
+                    value += parts[PLAN.part_at(parity, w, tile, row, token)]
+                both.append(value * UNSCALE)
+            one = situ(both[0], both[1], BETA, LINEAR) * ACTIVATION
+            values = four(one, lane)
+            if lane % 4 == 0 and token < count:
+                at = PLAN.hidden_at(place + token, 0, 0, 0) + (unit - item * PLAN.tiles) * 4 + row // 4
+                publish(hidden + Int64(at) * 16, values, epoch)
 
 
 @cute.jit
@@ -81,7 +98,7 @@ def weighted_sum(
 def k3_experts_cute_stream(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
     """out[rows, latent], this rank's partial of the routed experts, and shared_out[rows, hidden]; ``rows <= PLAN.rows``.
@@ -104,8 +121,8 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(RELEASE == "entry"):
         arch.griddepcontrol_launch_dependents()
     bases = [one.iterator.toint() for one in (w13, w13_scale, w2, w2_scale, gate_up, down)]
-    counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at = [
-        one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide)
+    counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at, done_at = [
+        one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide, done)
     ]
     unit, turn = Int32(block), Int32(0)
     early = Int32(PLAN.depth) if unit < PLAN.shared_first else Int32(0)
@@ -124,11 +141,10 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.wide > 0):
         while unit < ends[0]:
             following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
-            ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
+            ring = shared_first(ring, at, following, x_at, parts, turn % 2, warp, lane, PLAN)
             arch.sync_threads()
-            # one warp finishes the unit, while the others begin the next; it is back before the next barrier but one
-            if warp == turn % PLAN.warps:
-                shared_hidden(unit, parts, turn % 2, rows, lane, wide_at, epoch, PLAN, BETA, LINEAR)
+            # some warps finish the unit, while the others begin the next; they are back before the next barrier but one
+            shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)
             unit, turn, at = unit + PLAN.blocks, turn + 1, following
 
     near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
@@ -158,15 +174,16 @@ def k3_experts_cute_stream(
                     place = PLAN.part_at(turn % 2, warp, tile, 8 * upper + token, 2 * quad + i)
                     parts[place] = acc[4 * tile + 2 * upper + i]
         arch.sync_threads()
-        if warp == turn % PLAN.warps:
-            routed_hidden(unit - ends[0], parts, turn % 2, table, lane, hidden_at, epoch, PLAN, BETA, LINEAR)
+        routed_hidden(unit - ends[0], parts, turn % 2, table, turn, warp, lane, hidden_at, epoch, PLAN, BETA, LINEAR)
         unit, turn, at, near = after, turn + 1, following, then
 
     if cutlass.const_expr(PLAN.wide > 0):
+        if unit < ends[2]:
+            shared_done(done_at, t, epoch, record, block, PLAN)
         while unit < ends[2]:
             following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
             ring = shared_second(
-                unit - ends[1], ring, at, following, wide_at, rows, shared_out.iterator.toint(), warp, lane, epoch, record, block, PLAN
+                unit - ends[1], ring, at, following, wide_at, rows, shared_out.iterator.toint(), warp, lane, PLAN
             )  # fmt: skip
             unit, at = unit + PLAN.blocks, following
 
@@ -219,13 +236,13 @@ k3_experts_cute_stream.set_name_prefix("k3_experts_cute_stream", remove_cutlass_
 def launch(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: registers for ``PER_SM`` blocks an SM; the carveout only spares the compiler asking a driver."""
     k3_experts_cute_stream(
-        latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, epochs,
+        latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, done, epochs,
         health, rows, PLAN, BETA, LINEAR, RELEASE,
     ).launch(
         grid=[PLAN.blocks, 1, 1], block=[PLAN.threads, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=PER_SM,

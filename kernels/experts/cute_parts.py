@@ -139,6 +139,12 @@ def step(words: list, scale: Uint32, x: list, acc: list):
 
 
 @cute.jit
+def four(value: Float32, lane: Int32):
+    """The values of four neighbouring lanes."""
+    return [arch.shuffle_sync(value, lane // 4 * 4 + i) for i in range(4)]
+
+
+@cute.jit
 def publish(address: Int64, values: list, epoch: Uint32):
     """Store a packet: four FP32 values rounded to BF16."""
     words = [rounded(values[0], values[1]), rounded(values[2], values[3])]

@@ -7,50 +7,68 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import LOAD_X, multiply, read
-from .cute_parts import packets, publish, rounded, situ
+from .cute_parts import LOAD_WORD, POLLS_A_LOOK, four, look, rounded, situ
 from .cute_ring import refill
 
-STORE_WORD = "st.global.u32 [{$r0}], {$r1};"
+STORE_WORD, STORE_PAIR = "st.global.u32 [{$r0}], {$r1};", "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
+STORE_FLAG = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
+FENCE = "fence.acq_rel.gpu;"
 
 
 @cute.jit
-def row_addresses(base: Int64, stride: cutlass.Constexpr, rows: Int32, lane: Int32, PLAN: cutlass.Constexpr):
-    """Where this lane's rows of an operand lie, 8 by 8. A row that is not there repeats the last one."""
+def row_addresses(base: Int64, STRIDE: cutlass.Constexpr, lane: Int32, PLAN: cutlass.Constexpr):
+    """Where this lane's rows of an operand lie, 8 by 8: as many as were compiled for, the last one again beyond.
+
+    Rows that are not live are read too: they are memory of the caller, and no row of an MMA enters into another.
+    """
+    first = base + Int64(lane // 4) * STRIDE
     found = []
-    for m in cutlass.range_constexpr(PLAN.row_tiles):
-        for h in cutlass.range_constexpr(PLAN.halves):
-            found.append(base + Int64(cutlass.min(m * 16 + h * 8 + lane // 4, rows - 1)) * stride)
+    for eight in cutlass.range_constexpr(PLAN.row_tiles * PLAN.halves):
+        last = PLAN.rows - 1 - 8 * eight
+        if cutlass.const_expr(last >= 7):
+            found.append(first + 8 * eight * STRIDE)
+        else:
+            found.append(base + Int64(8 * eight + cutlass.min(lane // 4, last)) * STRIDE)
     return found
 
 
 @cute.jit
-def load_rows(addresses: list, offset: cutlass.Constexpr):
+def load_rows(addresses: list, OFFSET: cutlass.Constexpr):
     """Four words of each row."""
     words = []
     for i in cutlass.range_constexpr(len(addresses)):
-        words += read(LOAD_X, addresses[i] + offset, 4, [])
+        words += read(LOAD_X, addresses[i] + OFFSET, 4, [])
     return words
 
 
 @cute.jit
+def product(
+    ring: list, at: list, following: list, where: list,
+    STEPS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, X_DEPTH: cutlass.Constexpr, PLAN: cutlass.Constexpr,
+):  # fmt: skip
+    """(sums of a warp's steps of one unit, the ring, refilled): all rows by eight columns."""
+    loads, held = 4 * len(where), []
+    for e in cutlass.range_constexpr(X_DEPTH):
+        held += load_rows(where, e * 64)
+    acc = [Float32(0.0)] * (4 * PLAN.row_tiles)
+    for s in cutlass.range_constexpr(STEPS):
+        d, e = s % DEPTH, s % X_DEPTH * loads
+        acc = multiply(acc, ring[5 * d : 5 * d + 4], held[e : e + loads], PLAN.halves)
+        ring = refill(ring, d, s + DEPTH, STEPS, at, following, False)
+        if cutlass.const_expr(s + X_DEPTH < STEPS):
+            held[e : e + loads] = load_rows(where, (s + X_DEPTH) * 64)
+    return acc, ring
+
+
+@cute.jit
 def shared_first(
-    ring: list, at: list, following: list, x: Int64, rows: Int32, parts: cute.Tensor, parity: Int32, warp: Int32, lane: Int32,
+    ring: list, at: list, following: list, x: Int64, parts: cute.Tensor, parity: Int32, warp: Int32, lane: Int32,
     PLAN: cutlass.Constexpr,
 ):  # fmt: skip
     """One warp's share of a unit of the first product, into shared memory; the ring, refilled."""
-    x_depth, loads = PLAN.shared_x_depth, 4 * PLAN.row_tiles * PLAN.halves
     start = x + Int64(warp * (PLAN.shared_steps1 * 64) + lane % 4 * 16)
-    where = row_addresses(start, 2 * PLAN.hidden, rows, lane, PLAN)
-    held = []
-    for e in cutlass.range_constexpr(x_depth):
-        held += load_rows(where, e * 64)
-    acc = [Float32(0.0)] * (4 * PLAN.row_tiles)
-    for s in cutlass.range_constexpr(PLAN.shared_steps1):
-        d, e = s % PLAN.depth, s % x_depth * loads
-        acc = multiply(acc, ring[5 * d : 5 * d + 4], held[e : e + loads], PLAN.halves)
-        ring = refill(ring, d, s + PLAN.depth, PLAN.shared_steps1, at, following, False)
-        if cutlass.const_expr(s + x_depth < PLAN.shared_steps1):
-            held[e : e + loads] = load_rows(where, (s + x_depth) * 64)
+    where = row_addresses(start, 2 * PLAN.hidden, lane, PLAN)
+    acc, ring = product(ring, at, following, where, PLAN.shared_steps1, PLAN.depth, PLAN.shared_x_depth(PLAN.shared_steps1), PLAN)
     for m in cutlass.range_constexpr(PLAN.row_tiles):
         for i in cutlass.range_constexpr(2 * PLAN.halves):
             row = m * 16 + i // 2 * 8 + lane // 4
@@ -61,41 +79,58 @@ def shared_first(
 
 @cute.jit
 def shared_hidden(
-    unit: Int32, parts: cute.Tensor, parity: Int32, rows: Int32, lane: Int32, wide: Int64, epoch: Uint32,
+    unit: Int32, parts: cute.Tensor, parity: Int32, turn: Int32, warp: Int32, lane: Int32, wide: Int64, done: Int64, epoch: Uint32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr,
 ):  # fmt: skip
-    """One warp adds all warps' sums of a unit and publishes the hidden values: a packet a row."""
-    for r in cutlass.range_constexpr(-(-PLAN.rows // 32)):
-        row = 32 * r + lane
-        if row < rows:
-            sums = []
-            for column in cutlass.range_constexpr(8):
-                value = parts[PLAN.shared_part_at(parity, 0, row, column)]
+    """Add all warps' sums of a unit, store the hidden values and say so, live rows or not: a warp for eight rows."""
+    for k in cutlass.range_constexpr(-(-PLAN.eights // PLAN.warps)):
+        eight = (warp + turn) % PLAN.warps + k * PLAN.warps
+        if eight < PLAN.eights:
+            row = 8 * eight + lane // 4
+            within = cutlass.min(row, PLAN.rows - 1)
+            both = []
+            for half in cutlass.range_constexpr(2):
+                value = parts[PLAN.shared_part_at(parity, 0, within, 4 * half + lane % 4)]
                 for w in cutlass.range_constexpr(1, PLAN.warps):
-                    value += parts[PLAN.shared_part_at(parity, w, row, column)]
-                sums.append(value)
-            values = [situ(sums[i], sums[4 + i], BETA, LINEAR) for i in range(4)]
-            publish(wide + Int64(row * PLAN.shared_first + unit) * 16, values, epoch)
+                    value += parts[PLAN.shared_part_at(parity, w, within, 4 * half + lane % 4)]
+                both.append(value)
+            values = four(situ(both[0], both[1], BETA, LINEAR), lane)
+            if lane % 4 == 0 and row < PLAN.rows:
+                words = [rounded(values[0], values[1]), rounded(values[2], values[3])]
+                arch.inline_ptx(STORE_PAIR, read_only_args=[wide + Int64(row * PLAN.shared_first + unit) * 8, *words])
+            arch.sync_warp()
+            if lane == 0:
+                arch.inline_ptx(FENCE)
+                arch.inline_ptx(STORE_FLAG, read_only_args=[done + Int64(eight * PLAN.shared_first + unit) * 4, epoch])
+
+
+@cute.jit
+def shared_done(done: Int64, t: Int32, epoch: Uint32, health: Int64, block: Int32, PLAN: cutlass.Constexpr):
+    """Wait until all units of the first product have stored their hidden values, or until the limit. Ends with a barrier."""
+    for i in cutlass.range(t, PLAN.eights * PLAN.shared_first, PLAN.threads, unroll=1):
+        (found,) = read(LOAD_WORD, done + Int64(i) * 4, 1, [])
+        rounds, started = Int32(0), Int64(0)
+        waits = found != epoch
+        while waits:
+            (found,) = read(LOAD_WORD, done + Int64(i) * 4, 1, [])
+            waits = found != epoch
+            rounds += 1
+            if waits and rounds % POLLS_A_LOOK == 0:
+                started, waits = look(epoch, health, started, block)
+    arch.inline_ptx(FENCE)
+    arch.sync_threads()
 
 
 @cute.jit
 def shared_second(
     unit: Int32, ring: list, at: list, following: list, wide: Int64, rows: Int32, out: Int64, warp: Int32, lane: Int32,
-    epoch: Uint32, health: Int64, block: Int32, PLAN: cutlass.Constexpr,
+    PLAN: cutlass.Constexpr,
 ):  # fmt: skip
     """One warp's eight columns of the shared expert's output; the ring, refilled."""
-    depth, steps, loads = PLAN.shared_depth2, PLAN.shared_steps2, PLAN.row_tiles * PLAN.halves
-    where = row_addresses(wide + Int64(lane % 4 * 32), 16 * PLAN.shared_first, rows, lane, PLAN)
-    acc, held = [Float32(0.0)] * (4 * PLAN.row_tiles), []
-    for s in cutlass.range_constexpr(steps):
-        if cutlass.const_expr(s % PLAN.shared_batch == 0):
-            wanted = [
-                one + ((s + b) * 128 + 16 * half) for b in range(PLAN.shared_batch) for one in where for half in range(2)
-            ]
-            held = packets(wanted, epoch, health, block)
-        d, e = s % depth, s % PLAN.shared_batch * 4 * loads
-        acc = multiply(acc, ring[5 * d : 5 * d + 4], held[e : e + 4 * loads], PLAN.halves)
-        ring = refill(ring, d, s + depth, steps, at, following, False)
+    where = row_addresses(wide + Int64(lane % 4 * 16), 2 * PLAN.wide, lane, PLAN)
+    acc, ring = product(
+        ring, at, following, where, PLAN.shared_steps2, PLAN.shared_depth2, PLAN.shared_x_depth(PLAN.shared_steps2), PLAN
+    )  # fmt: skip
     column = (unit * PLAN.warps + warp) * 8 + lane % 4 * 2
     for m in cutlass.range_constexpr(PLAN.row_tiles):
         for h in cutlass.range_constexpr(PLAN.halves):

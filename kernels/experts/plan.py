@@ -19,7 +19,7 @@ TOKENS = 8
 PACKET = 16
 """Bytes of a packet: four BF16 numbers and twice the epoch, one access."""
 PART = 160
-"""FP32 words of one warp's sums of one tile: 16 rows of 8 tokens, four rows apart from the next four."""
+"""FP32 words of one warp's sums of one tile: two tokens of 16 rows, eight words, the next two tokens."""
 EXPERT_BITS, PLACE_BITS = 12, 12
 """Of an item's word: expert, then place of its first pair, then rows less one."""
 
@@ -92,7 +92,8 @@ class Plan:
     @property
     def batch(self) -> int:
         """Scale groups whose hidden values a warp holds at once."""
-        return max(size for size in range(1, 7) if self.groups2 % size == 0)
+        most = 6 if self.groups2 <= 6 else 4
+        return max(size for size in range(1, most + 1) if self.groups2 % size == 0)
 
     @property
     def chunks(self) -> int:
@@ -135,16 +136,14 @@ class Plan:
         return -(-self.rows // 16)
 
     @property
-    def shared_x_depth(self) -> int:
-        """Steps of activations in flight in the shared expert's first product: 32 registers of them."""
-        most = max(1, 4 // (self.halves * self.row_tiles))
-        return max(size for size in range(1, most + 1) if self.shared_steps1 % size == 0)
+    def eights(self) -> int:
+        """Times 8 rows."""
+        return -(-self.rows // 8)
 
-    @property
-    def shared_batch(self) -> int:
-        """Steps whose hidden values a warp holds at once in the shared expert's second product."""
-        most = max(1, 3 // (self.halves * self.row_tiles))
-        return max(size for size in range(1, most + 1) if self.shared_steps2 % size == 0)
+    def shared_x_depth(self, steps: int) -> int:
+        """Steps of activations in flight in a product of the shared expert of so many: 16 registers of them, or one step."""
+        most = max(1, 4 // (self.halves * self.row_tiles))
+        return max(size for size in range(1, most + 1) if steps % size == 0)
 
     @property
     def row_packets(self) -> int:
@@ -233,8 +232,8 @@ class Plan:
         return (unit * self.warps + warp) * self.shared_steps2
 
     def part_at(self, parity: Any, warp: Any, tile: Any, row: Any, token: Any) -> Any:
-        """Word of a sum: no two lanes of a store, or of a load by (token, four rows), share a bank."""
-        return (parity * self.warps + warp) * self.part_words + tile * PART + row * 8 + (row // 4) * 8 + token
+        """Word of a sum: no two lanes of a store, or of a load of two tokens' rows, share a bank."""
+        return (parity * self.warps + warp) * self.part_words + tile * PART + token // 2 * 40 + token % 2 * 16 + row
 
     def shared_part_at(self, parity: Any, warp: Any, row: Any, column: Any) -> Any:
         """Word of a sum of the shared expert: columns 0 to 3 of gate, then of up."""

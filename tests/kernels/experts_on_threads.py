@@ -248,6 +248,7 @@ class Machine:
                 warp_idx=lambda: me.thread // 32, make_warp_uniform=lambda value: value, globaltimer=give_up,
                 griddepcontrol_wait=wait, griddepcontrol_launch_dependents=lambda: None, inline_ptx=inline_ptx,
                 sync_threads=lambda: self.blocks[me.block].barrier.wait(60), shuffle_sync=shuffle,
+                sync_warp=lambda: self._warp().meet(me.thread % 32, None, list),
                 shuffle_sync_up=shuffle_up,
             ),
         }  # fmt: skip
@@ -275,6 +276,8 @@ class Machine:
             return 2.0 ** min(args[0], 1000.0)
         if "rcp" in text:
             return 1 / args[0] if args[0] else math.inf
+        if text == "fence.acq_rel.gpu;":
+            return None
         with self.lock:
             if "red.shared.or" in text:
                 pointer, bits = args

@@ -44,7 +44,8 @@ def memory_of(problem, sizes, inputs):
     for name, (shape, _) in FAMILY.output_specs(problem).items():
         memory.add(name, np.full(math.prod(shape), 0x7FFF, dtype=np.uint16))
     for buffer in buffers(sizes):
-        memory.add(buffer.name, np.zeros(math.prod(buffer.shape), dtype=np.int32))
+        zeros = np.zeros(math.prod(buffer.shape), dtype=np.int32)
+        memory.add(buffer.name, zeros if buffer.persistent else np.full(len(zeros), 0x7FFF, dtype=np.int16))
     return memory
 
 
