@@ -108,7 +108,7 @@ def test_a_wrong_kernel_fails_the_check(device, monkeypatch):
     assert "never written" in result.reason
 
 
-@pytest.mark.parametrize("name", ["triton", "cute_skinny"])
+@pytest.mark.parametrize("name", ["triton", "cute_skinny", "cute_mma", "cute_wgmma"])
 def test_timing(device, name, benchmark):
     from k3lab.tuning.compiling import compile_config
     from k3lab.tuning.timing import time_compiled
