@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .decode_view import render_plan, render_run
+from .decode_view import render_checkpoint, render_plan, render_run
 from .output import Json, console, emit
 
 if TYPE_CHECKING:
@@ -95,9 +95,29 @@ def plan_command(
     emit(made.to_json(), as_json, partial(render_plan, full=full))
 
 
+@app.command("checkpoint")
+def checkpoint_command(
+    folder: Path = typer.Argument(help="Folder with config.json, the index and the shards."),
+    most: int = typer.Option(20, "--most", min=1, help="Faults that are listed; all are counted."),
+    as_json: Json = False,
+) -> None:
+    """Look whether a checkpoint in the published form is whole, by its headers alone."""
+    from ..decode.checkpoint.load import survey
+
+    data = survey(folder, most)
+    emit(data, as_json, render_checkpoint)
+    if data["faults_found"]:
+        raise typer.Exit(1)
+
+
 @app.command("run")
 def run_command(
-    model: str = typer.Option("small", "--model", help="small, demo (needs a GPU), k3, or the path of a config.json."),
+    model: str | None = typer.Option(
+        None, "--model", help="small (default), demo (needs a GPU), k3, or the path of a config.json."
+    ),
+    checkpoint: Path | None = typer.Option(
+        None, "--checkpoint", help="Folder in the published form, in place of a model with random weights."
+    ),
     tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size (default 1, demo 16)."),
     rows: int = typer.Option(2, "--rows", help="Requests in the batch, 1 to 64."),
     tokens: int = typer.Option(8, "--tokens", help="Tokens a request."),
@@ -109,11 +129,15 @@ def run_command(
     trace: Path | None = typer.Option(None, "--trace", help="Write a device trace (.json or .json.gz); needs a GPU."),
     as_json: Json = False,
 ) -> None:
-    """Decode some tokens greedily with random weights: twins without a GPU, a CUDA graph on one."""
+    """Decode some tokens greedily: twins without a GPU, a CUDA graph on one."""
     from ..decode.demo import DEMO_TP
     from ..decode.run import RunOptions, run
+    from ..kernels import InputError
     from ..traces.capture import recording
 
+    if checkpoint and model:
+        raise InputError("--checkpoint has a model of its own; give it without --model")
+    model = str(checkpoint / "config.json") if checkpoint else model or "small"
     tp = tp if tp is not None else (DEMO_TP if model == "demo" else 1)
     card = _card(model, tp)
     if model == "demo":
@@ -131,6 +155,7 @@ def run_command(
         gpu=gpu,
         trace=trace,
         model=model,
+        checkpoint=checkpoint,
     )
     loaded = _bundle(bundle, accept)
     shown = console(stderr=True)

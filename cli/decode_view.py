@@ -138,6 +138,19 @@ def render_plan(console: Console, data: Data, *, full: bool = False) -> None:
     show_fallbacks(console, data["fallbacks"])
 
 
+def render_checkpoint(console: Console, data: Data) -> None:
+    """What it is, then its faults, or what a rank would hold."""
+    shards = counted(data["shards"], "shard")
+    _say(console, f"{data['folder']}: {data['model']}, {counted(data['text_tensors'], 'text tensor')} in {shards}")
+    for line in data["faults"]:
+        _say(console, line)
+    if data["faults"]:
+        _say(console, counted(data["faults_found"], "fault"))
+        return
+    for tp, size in data["rank_bytes"].items():
+        _say(console, f"  TP {tp}: {size / 1e9:.3f} GB a rank")
+
+
 def render_run(console: Console, data: Data) -> None:
     """Head lines, tokens, times, fallbacks."""
     for line in data["head"]:
@@ -160,6 +173,9 @@ def render_run(console: Console, data: Data) -> None:
             console,
             f"graph step: {data['graph_step_ns_median'] / 1e6:.3f} ms (median, device time), {verdict} as eager",
         )
+    where = "process, its ranks together" if data["device"] == "cpu" else "GPU"
+    weights, peak = data["weight_bytes"] / 1e9, data["peak_memory_bytes"] / 1e9
+    _say(console, f"weights of one rank: {weights:.3f} GB; peak memory of the {where}: {peak:.3f} GB")
     for one in data["tuned"]:
         what = " ".join(filter(None, (one["family"], one["kind"])))
         _say(console, f"tuned: {what} engine {one['engine']} ({one['evidence']})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
@@ -18,19 +19,39 @@ def free_memory(device: Device | None) -> int:
     return torch.cuda.mem_get_info(device.index)[0]
 
 
-def memory_needed(card: ModelCard, tp: int, *, on_gpu: bool) -> int:
-    """Bytes a run takes: one rank's weights and scratch on a GPU; all ranks, and the whole they are cut from, on a CPU."""
+def watch_memory(device: Device | None) -> None:
+    """From here on :func:`peak_memory` counts anew; a process without a GPU cannot, and counts from its start."""
+    if device is not None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device.index)
+
+
+def peak_memory(device: Device | None) -> int:
+    """The most bytes that were in use at once: allocated on the GPU, or resident of this process without one."""
+    if device is None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    import torch
+
+    return torch.cuda.max_memory_allocated(device.index)
+
+
+def memory_needed(card: ModelCard, tp: int, *, on_gpu: bool, whole: bool = True) -> int:
+    """Bytes a run takes: one rank's weights and scratch on a GPU; all ranks on a CPU.
+
+    ``whole``: on a CPU also the whole that the ranks are cut from, as random weights are.
+    """
     if not on_gpu:
-        return int(2.5 * rank_bytes(card, 1))
+        return int((2.5 if whole else 1.25) * tp * rank_bytes(card, tp))
     # auto dequantises the chosen experts of a few rows at a time: packed, widened index and value of every weight
     chosen = EXPERT_ROWS * card.num_experts_per_token
     scratch = 8 * chosen * 3 * card.moe_intermediate_size // tp * card.routed_expert_hidden_size
     return int(1.05 * rank_bytes(card, tp)) + scratch
 
 
-def check_memory(card: ModelCard, tp: int, device: Device | None) -> None:
-    """Raise InputError unless a run of the model fits on the GPU, or on this machine without one."""
-    need, free = memory_needed(card, tp, on_gpu=device is not None), free_memory(device)
+def check_memory(card: ModelCard, tp: int, device: Device | None, *, whole: bool = True) -> None:
+    """Raise InputError unless a run of the model fits on the GPU, or on this machine without one; ``whole`` as above."""
+    need, free = memory_needed(card, tp, on_gpu=device is not None, whole=whole), free_memory(device)
     if need > free:
         where = device.name if device else "this machine"
         raise InputError(

@@ -77,6 +77,7 @@ def _mlp(tensors: Tensors, dense: bool) -> MoeMlp | DenseMlp:
         return DenseMlp(*(tensors[f"mlp.{name}_proj"] for name in ("gate", "up", "down")))
 
     from ..kernels.experts.twin import ExpertWeights
+    from .expert_memory import bank, shared_pair
 
     moe = "block_sparse_moe"
     experts = ExpertWeights(
@@ -86,15 +87,16 @@ def _mlp(tensors: Tensors, dense: bool) -> MoeMlp | DenseMlp:
             for suffix, stored in (("", "packed"), ("_scale", "scale"))
         }
     )
+    gate, up = shared_pair(tensors[f"{moe}.shared_experts.gate_proj"], tensors[f"{moe}.shared_experts.up_proj"])
     return MoeMlp(
         router=tensors[f"{moe}.gate"],
         correction_bias=tensors[f"{moe}.gate.e_score_correction_bias"],
         latent_down=tensors[f"{moe}.routed_expert_down_proj"],
-        experts=experts,
+        experts=bank(experts),
         latent_norm=tensors[f"{moe}.routed_expert_norm"],
         latent_up=tensors[f"{moe}.routed_expert_up_proj"],
-        shared_gate=tensors[f"{moe}.shared_experts.gate_proj"],
-        shared_up=tensors[f"{moe}.shared_experts.up_proj"],
+        shared_gate=gate,
+        shared_up=up,
         shared_down=tensors[f"{moe}.shared_experts.down_proj"],
     )
 

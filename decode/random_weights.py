@@ -26,6 +26,8 @@ def random_tensor(
     """
     import torch
 
+    from .allocate import tensor_dtype
+
     generator = torch.Generator(device=device)
     generator.manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little") >> 1)
     init = spec.init
@@ -33,7 +35,7 @@ def random_tensor(
         return torch.randint(
             int(init.low), int(init.high), shape, generator=generator, dtype=torch.uint8, device=device
         )
-    target = torch.float32 if spec.kind == "float32" and dtype != torch.float64 else dtype
+    target = tensor_dtype(spec, dtype)
     out = torch.empty(shape, dtype=torch.float32 if target == torch.bfloat16 else target, device=device)
     if init.draw == "normal":
         out.normal_(init.low, init.high, generator=generator)
@@ -80,18 +82,14 @@ def random_rank_weights(
     """
     check_rank(card, tp, rank)
 
+    from .allocate import empty_tensors
+
     def draw(specs: tuple[TensorSpec, ...], where: str) -> dict[str, torch.Tensor]:
-        own = f"rank{rank}of{tp}"
-        return {
-            spec.name: random_tensor(
-                spec,
-                spec.local_shape(tp),
-                seed=f"{seed}/{where}/{spec.name}" + ("" if spec.split is None else f"/{own}"),
-                dtype=dtype,
-                device=device,
-            )
-            for spec in specs
-        }
+        out, own = empty_tensors(specs, tp, dtype=dtype, device=device), f"/rank{rank}of{tp}"
+        for spec in specs:
+            text = f"{seed}/{where}/{spec.name}" + ("" if spec.split is None else own)
+            out[spec.name].copy_(random_tensor(spec, spec.local_shape(tp), seed=text, dtype=dtype, device=device))
+        return out
 
     layers = []
     for layer in range(card.num_hidden_layers):

@@ -29,6 +29,8 @@ class RunReport:
     operators: str
     weight_bytes: int
     """On one rank."""
+    peak_memory_bytes: int
+    """On the GPU: the most that was allocated at once; without one: of the process, all ranks together."""
     tokens: list[list[int]]
     step_ns: list[int]
     """Eager wall times, integer nanoseconds."""
@@ -53,6 +55,7 @@ class RunReport:
             "head": list(self.head), "model": self.model, "tp": self.tp, "ranks": self.ranks, "rows": self.rows,
             "tokens_per_request": self.tokens_per_request, "backend": self.backend, "device": self.device,
             "dtype": self.dtype, "operators": self.operators, "weight_bytes": self.weight_bytes,
+            "peak_memory_bytes": self.peak_memory_bytes,
             "tokens": self.tokens, "step_ns": self.step_ns, "step_ns_median": median(self.step_ns),
             "graph_step_ns": self.graph_step_ns,
             "graph_step_ns_median": median(self.graph_step_ns) if self.graph_step_ns else None,

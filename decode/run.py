@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
-from ..kernels.gpu_cards import gpu_card
-from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose, without_gpu
+from .choices import Choice, Fallback, Finder, Tuned, choose, without_gpu
 from .cures import model_word
-from .memory import check_memory
+from .memory import check_memory, peak_memory, watch_memory
 from .plan import AUTO_NOTE, TUNED_FAMILIES
 from .report import RunReport
+from .run_options import RunOptions
 from .unused import unused_entries
 
 if TYPE_CHECKING:
@@ -33,36 +33,6 @@ Progress = Callable[[str, int, int], None]
 """Called with (what, done, of)."""
 Recorder = Callable[[Path], AbstractContextManager[object]]
 """What records the block under it to a file, and says at the call if it cannot: ``k3lab.traces.capture.recording``."""
-MAX_TOKENS = 4096
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """What to run."""
-
-    tp: int = 1
-    rows: int = 2
-    """Requests: every plain step has one row a request."""
-    tokens: int = 8
-    backend: str = "auto"
-    seed: int = 0
-    gpu: str = "GB300"
-    """Whose bundle entries a run without a GPU reports on; a run on a GPU uses that GPU's."""
-    trace: Path | None = None
-    model: str = ""
-    """What ``--model`` was, for the commands a fallback names."""
-
-    def check(self, card: ModelCard) -> None:
-        """Raise InputError for anything that cannot be run."""
-        card.check_tp(self.tp)
-        check_rows(self.rows)
-        check_backend(self.backend)
-        gpu_card(self.gpu)
-        if not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; a seed is a whole number of 64 bits")
-        longest = min(MAX_TOKENS, card.max_position_embeddings)
-        if not 1 <= self.tokens <= longest:
-            raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
 
 
 def _gpu(options: RunOptions, device: Device | None) -> str:
@@ -76,9 +46,8 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
             raise InputError("backend auto uses no bundle; --backend latency_specialized does")
         return ()
     known = _gpu(options, device)
-    options_again = {"--tp": options.tp, "--rows": options.rows, "--tokens": options.tokens, "--seed": options.seed}
-    command = ["run", "--model", options.model or model_word(card)]
-    command += [word for name, value in options_again.items() for word in (name, str(value))]
+    model = [] if options.checkpoint else ["--model", options.model or model_word(card)]
+    command = ["run", *model, *options.again]
     command += ["--gpu", known] if device is None else []
     command += ["--trace", str(options.trace)] if options.trace else []
     return choose(
@@ -117,7 +86,8 @@ def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None
         lines.append(
             f"one rank of {options.tp} alone: collectives are stand-ins, tokens and step times are not those of the group"
         )
-    lines.append(f"random weights (seed {options.seed}): the tokens mean nothing")
+    if options.checkpoint is None:
+        lines.append(f"random weights (seed {options.seed}): the tokens mean nothing")
     return tuple(lines)
 
 
@@ -150,9 +120,12 @@ def run(
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
     wanted = _wanted(card, options, bundle, device)
     choices = _usable(wanted, options, device)
-    check_memory(card, options.tp, device)
+    check_memory(card, options.tp, device, whole=options.checkpoint is None)
+    watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
-    decoded = _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say, recorder)
+    decoded = (
+        _run_cpu(card, options, say) if device is None else _run_gpu(card, options, choices, device, say, recorder)
+    )
     return RunReport(
         head=_head(options, wanted, device),
         model=card.name,
@@ -165,6 +138,7 @@ def run(
         dtype="bfloat16",
         operators=decoded.operators,
         weight_bytes=decoded.weight_bytes,
+        peak_memory_bytes=peak_memory(device),
         tokens=decoded.eager.tokens,
         step_ns=decoded.eager.step_ns,
         graph_step_ns=decoded.graph.step_ns if decoded.graph else None,
@@ -194,6 +168,15 @@ def _first_ids(options: RunOptions, vocabulary: int, device: str) -> torch.Tenso
     return torch.randint(0, vocabulary, (options.rows,), generator=generator).to(device)
 
 
+def _loaded(card: ModelCard, options: RunOptions, rank: int, device: str, say: Progress) -> RankWeights:
+    """One rank of the checkpoint; rank 0 tells how far it is."""
+    from .checkpoint.load import load_rank
+
+    assert options.checkpoint
+    told = (lambda done, of: say("weights, MB", done // 10**6, of // 10**6)) if rank == 0 else None
+    return load_rank(options.checkpoint, tp=options.tp, rank=rank, device=device, card=card, progress=told)
+
+
 def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
     import torch
 
@@ -206,11 +189,14 @@ def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
     from .sharding import shard
 
     dtype = torch.bfloat16
-    whole = random_tensors(card, seed=options.seed, dtype=dtype)
+    whole = None if options.checkpoint else random_tensors(card, seed=options.seed, dtype=dtype)
     first = _first_ids(options, card.vocab_size, "cpu")
 
     def rank(comm: Collectives) -> tuple[Decoded, int]:
-        own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
+        if whole is None:
+            own = _loaded(card, options, comm.rank, "cpu", say)
+        else:
+            own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
         cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.tokens, dtype=dtype)
         steps = (lambda done, of: say("step", done, of)) if comm.rank == 0 else None
         return decode_eager(own, cache, first, options.tokens, ReferenceOperators(card), comm, steps), own.bytes
@@ -255,14 +241,13 @@ def _run_gpu(
 
     where, dtype = f"cuda:{device.index}", torch.bfloat16
     comm: Collectives = SingleRank() if options.tp == 1 else StandIn(0, options.tp)
-    weights = random_rank_weights(
-        card,
-        seed=options.seed,
-        dtype=dtype,
-        device=where,
-        tp=options.tp,
-        progress=lambda done, of: say("weights", done, of),
-    )
+    if options.checkpoint:
+        weights = _loaded(card, options, 0, where, say)
+    else:
+        weights = random_rank_weights(
+            card, seed=options.seed, dtype=dtype, device=where, tp=options.tp,
+            progress=lambda done, of: say("weights", done, of),
+        )  # fmt: skip
     operators = _gpu_operators(card, options, choices, weights)
     cache = DecodeCache(
         card, tp=options.tp, max_requests=options.rows, max_context=options.tokens, dtype=dtype, device=where
