@@ -78,6 +78,13 @@ def test_a_fourteenth_kernel_fails_the_count_on_any_gpu(tmp_path):
         ]
 
 
+def test_a_finding_names_few_kernels_and_counts_the_rest():
+    from k3lab.traces.explain.differences import _listed
+
+    assert _listed(["b_kernel", "a_kernel", "b_kernel"]) == "2 times b_kernel, a_kernel"
+    assert _listed([f"kernel_{name}" for name in "edcbaa"]) == "2 times kernel_a, kernel_e, kernel_d and 2 more"
+
+
 def test_a_twelve_kernel_layer_keeps_the_count_and_is_told(tmp_path):
     path = synthesize(tmp_path / "t.json", faults=Faults(missing=(4,)))
     report = check_trace(path, "gb300-tp16")

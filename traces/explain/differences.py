@@ -19,6 +19,7 @@ from .finding import Finding
 
 _LIKE = 0.8
 _NAMES = 3
+"""Different kernels that one finding names."""
 _ROLES = (
     ("split-K reduce", re.compile(r"split_?k.*reduc|reduc\w*_?split_?k|splitkreduce", re.IGNORECASE),
      "the GEMM before it is split along K and needs this sum"),
@@ -41,11 +42,14 @@ def role_of(name: str) -> tuple[str, str] | None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    parts = []
+    """Kernels by name, equal ones once with their count, the most frequent first, at most so many."""
+    parts: Counter[str] = Counter()
     for name in names:
         role = role_of(name)
-        parts.append(f"{short_name(name)} ({role[1]})" if role else short_name(name))
-    return ", ".join(parts)
+        parts[f"{short_name(name)} ({role[1]})" if role else short_name(name)] += 1
+    named = [text if count == 1 else f"{count} times {text}" for text, count in parts.most_common(_NAMES)]
+    rest = len(names) - sum(count for _, count in parts.most_common(_NAMES))
+    return ", ".join(named) + (f" and {rest} more" if rest else "")
 
 
 def _word(names: Sequence[str]) -> str:
