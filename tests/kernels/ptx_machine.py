@@ -1,0 +1,553 @@
+"""A machine for PTX text: blocks of one cluster after the other, or a whole grid at once, every thread's registers in NumPy.
+
+It runs what the compiler made of a kernel, before the assembler, on the CPU: addresses, masks, conversions, divergence,
+barriers, shuffles, MMAs, asynchronous stores to a peer's shared memory. It knows no time: threads that wait let the others
+go on. An instruction that it does not know is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+SHARED, PEER = 1024, 24
+"""Where dynamic shared memory begins in a block's window; bits below a peer's number in a cluster address."""
+DTYPES: dict[str, Any] = {
+    "u16": np.uint16, "s16": np.int16, "b16": np.uint16, "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "u64": np.uint64,
+    "s64": np.int64, "b64": np.uint64, "f32": np.float32, "s8": np.int8, "u8": np.uint8,
+}  # fmt: skip
+CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+COMPARE = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+SIMPLE = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b, "min": np.minimum, "max": np.fmax,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction."""
+
+    guard: str
+    """Predicate, with ``!`` in front where it is negated; empty if there is none."""
+    name: tuple[str, ...]
+    """Opcode, cut at its dots."""
+    args: tuple[str, ...]
+
+
+def parse(ptx: str) -> tuple[list[Step], dict[str, int], list[str]]:
+    """(instructions, labels, parameters) of the first entry of a PTX text."""
+    text = re.sub(r"//[^\n]*", "", ptx)
+    entry = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", text, re.DOTALL)
+    assert entry
+    parameters = re.findall(r"(\w+)(?:\[\d+\])?\s*(?:,|$)", entry[1])
+    body = text[text.index("{", entry.end()) + 1 :]
+    steps: list[Step] = []
+    labels: dict[str, int] = {}
+    loops = 0
+    for raw in body.split(";"):
+        statement = raw.strip()
+        while True:
+            if label := re.match(r"(\$?\w+):\s+", statement + " "):
+                # labels of inline assembly are of its own block, and each block begins with one that is waited at
+                loops += label[1] == "LAB_WAIT"
+                labels[label[1] if label[1][0] == "$" else f"{label[1]}{loops}"] = len(steps)
+                statement = statement[label.end() :]
+            elif statement[:1] in ("{", "}"):
+                statement = statement[1:].strip()
+            else:
+                break
+        if not statement or statement.startswith((".reg", ".pragma", ".loc", ".file", ".section")):
+            continue
+        found = re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", statement, re.DOTALL)
+        assert found, statement
+        if found[2].startswith("bra") and found[3][0] != "$":
+            steps.append(Step(found[1] or "", ("bra",), (f"{found[3]}{loops}",)))
+            continue
+        args = tuple(one.strip() for one in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]]+", found[3]) if one.strip())
+        steps.append(Step(found[1] or "", tuple(found[2].replace("::", "_").split(".")), args))
+    return steps, labels, parameters
+
+
+@dataclass
+class Barrier:
+    """An mbarrier of one phase: an arrival, and bytes that are expected."""
+
+    arrived: bool = False
+    bytes: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether waits of phase 0 end."""
+        return self.arrived and self.bytes == 0
+
+
+@dataclass
+class Machine:
+    """Runs a kernel on ``memory``; addresses of global memory are offsets in it."""
+
+    ptx: str
+    memory: np.ndarray
+    """uint8; a kernel that reads or writes beyond its end fails."""
+    values: list[int]
+    """Of the parameters."""
+    block: int
+    cluster: int
+    shared_bytes: int
+    seed: int = 0
+    time: int = 1
+    limit: int = 400_000
+    """Steps, after which a kernel that does not end is an error."""
+    waited: np.ndarray = field(init=False)
+    before_wait: list[str] = field(default_factory=list)
+    """Memory instructions that some thread did before its dependency wait."""
+
+    def run(self, first: int, blocks: int) -> None:
+        """Run ``blocks`` blocks from block ``first`` on, all at once."""
+        self.steps, self.labels, names = parse(self.ptx)
+        self.parameters = dict(zip(names, self.values, strict=True))
+        self.count, self.blocks, self.first = blocks * self.block, blocks, first
+        index = np.arange(self.count)
+        self.tid, self.lane = index % self.block, index % 32
+        self.local = index // self.block
+        self.ctaid = first + self.local
+        self.rank = self.ctaid % self.cluster
+        self.home = self.local - self.rank
+        self.registers: dict[str, np.ndarray] = {}
+        self.pc = np.zeros(self.count, dtype=np.int64)
+        self.waited = np.zeros(self.count, dtype=bool)
+        self.alive = np.ones(self.count, dtype=bool)
+        self.stopped = np.zeros(self.count, dtype=bool)
+        self.shared = np.full((blocks, SHARED + self.shared_bytes), 0xA5, dtype=np.uint8)
+        self.barriers: dict[tuple[int, int], Barrier] = defaultdict(Barrier)
+        self.met: dict[tuple, set[int]] = defaultdict(set)
+        dice = random.Random(self.seed)
+        for turn in range(self.limit):
+            ready = self.alive & ~self.stopped
+            if not ready.any():
+                assert not self.alive.any(), f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
+                return
+            place = int(self.pc[ready].min() if turn % 16 else dice.choice(np.unique(self.pc[ready]).tolist()))
+            self.execute(place, np.flatnonzero(ready & (self.pc == place)))
+        raise AssertionError(f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}")
+
+    def text(self, place: int) -> str:
+        """An instruction, for messages."""
+        step = self.steps[int(place)]
+        return f"{int(place)}: {'.'.join(step.name)} {', '.join(step.args)}"
+
+    # -- operands
+    def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
+        """Values of an operand, as a type."""
+        dtype = DTYPES[kind]
+        special = {
+            "%tid.x": self.tid, "%ctaid.x": self.ctaid, "%laneid": self.lane, "%globaltimer": np.full(self.count, self.time),
+        }  # fmt: skip
+        if name in special:
+            return special[name][who].astype(dtype)
+        if name == "__dynamic_shmem__0":
+            return np.full(len(who), SHARED, dtype=dtype)
+        if re.match(r"0[fF][0-9A-Fa-f]{8}$", name):
+            return np.full(len(who), int(name[2:], 16), dtype=np.uint32).view(np.float32)
+        if re.match(r"-?(0[xX][0-9A-Fa-f]+|\d+)$", name):
+            bits = np.dtype(dtype).itemsize * 8
+            value = np.full(len(who), int(name, 0) & ((1 << bits) - 1), dtype=CARRIERS[bits // 8])
+            return value.view(dtype)
+        assert name in self.registers, f"{name} is read before it is written"
+        stored = self.registers[name][who]
+        size = np.dtype(dtype).itemsize
+        return stored.astype(CARRIERS[size]).view(dtype)
+
+    def put(self, name: str, who: np.ndarray, value: np.ndarray) -> None:
+        """Write a register."""
+        if name == "_":
+            return
+        if name not in self.registers:
+            self.registers[name] = np.zeros(self.count, dtype=np.uint64)
+        value = np.asarray(value)
+        if value.dtype == bool:
+            self.registers[name][who] = value
+            return
+        self.registers[name][who] = np.ascontiguousarray(value).view(CARRIERS[value.dtype.itemsize]).astype(np.uint64)
+
+    def flag(self, name: str, who: np.ndarray) -> np.ndarray:
+        """A predicate."""
+        if name.startswith("!"):
+            return ~self.flag(name[1:], who)
+        if name in ("0", "1", "-1"):
+            return np.full(len(who), name != "0")
+        return self.registers[name][who] != 0
+
+    @staticmethod
+    def words(arg: str) -> list[str]:
+        """Names in a braced list, or the one name."""
+        return [one.strip() for one in arg.strip("{}").split(",")]
+
+    def address(self, arg: str, who: np.ndarray, kind: str) -> np.ndarray:
+        """Byte addresses of an operand in brackets."""
+        base, _, offset = arg.strip("[]").replace(" ", "").partition("+")
+        at = self.get(base, who, kind).astype(np.int64)
+        return at + (int(offset, 0) if offset else 0)
+
+    # -- control
+    def execute(self, place: int, who: np.ndarray) -> None:
+        """One instruction for the threads that stand at it."""
+        step = self.steps[place]
+        if step.guard:
+            holds = self.flag(step.guard, who)
+            self.pc[who[~holds]] = place + 1
+            who = who[holds]
+            if not len(who):
+                return
+        handler = getattr(self, f"do_{step.name[0]}", None)
+        assert handler is not None, f"unknown instruction {self.text(place)}"
+        if step.name[0] in ("bra", "ret", "bar", "barrier", "shfl", "vote", "mma", "mbarrier"):
+            handler(step, who, place)
+        else:
+            handler(step, who)
+            self.pc[who] = place + 1
+
+    def together(self, who: np.ndarray, place: int, groups: np.ndarray, sizes: dict[int, int] | int) -> np.ndarray:
+        """Threads whose whole group stands here now; the others stop until it does."""
+        released = []
+        for group in np.unique(groups):
+            met = self.met[(place, int(group))]
+            met.update(int(one) for one in who[groups == group])
+            wanted = sizes if isinstance(sizes, int) else sizes[int(group)]
+            if len(met) == wanted:
+                released += sorted(met)
+                met.clear()
+            else:
+                self.stopped[list(met)] = True
+        done = np.array(released, dtype=np.int64)
+        self.stopped[done] = False
+        self.pc[done] = place + 1
+        return done
+
+    def do_bra(self, step: Step, who: np.ndarray, place: int) -> None:
+        self.pc[who] = self.labels[step.args[0]]
+
+    def do_ret(self, step: Step, who: np.ndarray, place: int) -> None:
+        assert self.waited[who].all(), "a thread ends without the dependency wait"
+        self.alive[who] = False
+
+    def do_bar(self, step: Step, who: np.ndarray, place: int) -> None:
+        if step.name[1] == "warp":
+            self.together(who, place, who // 32, 32)
+            return
+        number = self.get(step.args[0], who, "u32").astype(np.int64)
+        size = int(self.get(step.args[1], who[:1], "u32")[0]) if len(step.args) > 1 else self.block
+        # one barrier whatever the instruction it is met at
+        for key in np.unique(self.local[who] * 16 + number):
+            met = self.met[("bar", int(key))]
+            mine = who[self.local[who] * 16 + number == key]
+            met.update(int(one) for one in mine)
+            self.stopped[mine] = True
+            if len(met) == size:
+                done = np.array(sorted(met))
+                self.stopped[done] = False
+                self.pc[done] += 1
+                met.clear()
+            assert len(met) <= size
+
+    def do_barrier(self, step: Step, who: np.ndarray, place: int) -> None:
+        if "arrive" in step.name:
+            self.pc[who] = place + 1
+            return
+        self.together(who, place, self.home[who] * 10_000 + self.first, self.cluster * self.block)
+
+    def do_griddepcontrol(self, step: Step, who: np.ndarray) -> None:
+        if step.name[1] == "wait":
+            self.waited[who] = True
+
+    # -- warps
+    def whole_warps(self, who: np.ndarray, place: int) -> np.ndarray:
+        return self.together(who, place, who // 32, 32).reshape(-1, 32)
+
+    def do_shfl(self, step: Step, who: np.ndarray, place: int) -> None:
+        for lanes in self.whole_warps(who, place):
+            value, by = self.get(step.args[1], lanes, "b32"), self.get(step.args[2], lanes, "u32").astype(int)
+            lane = np.arange(32)
+            source = {"bfly": lane ^ by, "idx": by & 31, "up": np.where(lane >= by, lane - by, lane)}[step.name[2]]
+            self.put(step.args[0].split("|")[0], lanes, value[source])
+
+    def do_vote(self, step: Step, who: np.ndarray, place: int) -> None:
+        for lanes in self.whole_warps(who, place):
+            bits = int((self.flag(step.args[1], lanes).astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum())
+            self.put(step.args[0], lanes, np.full(32, bits, dtype=np.uint32))
+
+    def do_mma(self, step: Step, who: np.ndarray, place: int) -> None:
+        for lanes in self.whole_warps(who, place):
+            d, a, b, c = (self.words(arg) for arg in step.args)
+            left, right, sums = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
+            group, pair = np.arange(32) // 4, np.arange(32) % 4 * 2
+            for part, (row, column) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
+                for half, value in enumerate(self.bf16(a[part], lanes)):
+                    left[group + row, pair + column + half] = value
+            for part in range(2):
+                for half, value in enumerate(self.bf16(b[part], lanes)):
+                    right[pair + part * 8 + half, group] = value
+            for part in range(4):
+                sums[group + part // 2 * 8, pair + part % 2] = self.get(c[part], lanes, "f32")
+            result = (left @ right + sums).astype(np.float32)
+            for part in range(4):
+                self.put(d[part], lanes, result[group + part // 2 * 8, pair + part % 2])
+
+    def bf16(self, name: str, who: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Two BF16 values of a word."""
+        word = self.get(name, who, "u32")
+        return (word << np.uint32(16)).view(np.float32), (word & np.uint32(0xFFFF0000)).view(np.float32)
+
+    # -- memory
+    def do_ld(self, step: Step, who: np.ndarray) -> None:
+        names, kind = self.words(step.args[0]), step.name[-1]
+        size = np.dtype(DTYPES[kind]).itemsize
+        if step.name[1] == "param":
+            value = self.parameters[step.args[1].strip("[]")]
+            self.put(names[0], who, np.full(len(who), value, dtype=np.uint64).astype(CARRIERS[size]))
+            return
+        if "shared" in step.name:
+            at = self.address(step.args[1], who, "u32")
+            found = self.shared[self.local[who][:, None], at[:, None] + np.arange(size * len(names))]
+        else:
+            self.note(step, who)
+            at = self.address(step.args[1], who, "u64")
+            assert (at % (size * len(names)) == 0).all(), "misaligned load"
+            found = self.memory[at[:, None] + np.arange(size * len(names))]
+        values = np.ascontiguousarray(found).view(CARRIERS[size])
+        for place, name in enumerate(names):
+            self.put(name, who, values[:, place])
+
+    def do_st(self, step: Step, who: np.ndarray) -> None:
+        kind, names = step.name[-1], self.words(step.args[1])
+        size = np.dtype(DTYPES[kind]).itemsize
+        values = np.stack([self.get(name, who, kind) for name in names], axis=1)
+        data = np.ascontiguousarray(values).view(np.uint8).reshape(len(who), -1)
+        span = np.arange(size * len(names))
+        if "async" in step.name:
+            at, bar = (self.address(step.args[place], who, "u32") for place in (0, 2))
+            for thread, to, meet, one in zip(who, at, bar, data, strict=True):
+                block = self.home[thread] + (to >> PEER)
+                assert to % len(span) == 0, "misaligned asynchronous store"
+                self.shared[block, (to & ((1 << PEER) - 1)) + span] = one
+                self.barriers[int(block), int(meet & ((1 << PEER) - 1))].bytes -= len(span)
+                assert meet >> PEER == to >> PEER
+            self.wake()
+        elif "shared" in step.name:
+            at = self.address(step.args[0], who, "u32")
+            self.shared[self.local[who][:, None], at[:, None] + span] = data
+        else:
+            self.note(step, who)
+            at = self.address(step.args[0], who, "u64")
+            assert (at % len(span) == 0).all(), "misaligned store"
+            assert (at >= 0).all()
+            self.memory[at[:, None] + span] = data
+
+    def note(self, step: Step, who: np.ndarray) -> None:
+        """Remember what touches global memory before the dependency wait."""
+        if not self.waited[who].all():
+            self.before_wait.append(".".join(step.name))
+
+    def do_atom(self, step: Step, who: np.ndarray) -> None:
+        assert step.name[1] == "shared", "only shared memory has atomics here"
+        at, value = self.address(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
+        before = np.zeros(len(who), dtype=np.uint32)
+        for place, thread in enumerate(who):
+            cell = self.shared[self.local[thread], at[place] : at[place] + 4].view(np.uint32)
+            before[place] = cell[0]
+            cell[0] = cell[0] + value[place] if step.name[3] == "add" else cell[0] | value[place]
+        self.put(step.args[0], who, before)
+
+    def do_mapa(self, step: Step, who: np.ndarray) -> None:
+        at, peer = self.get(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
+        assert (peer < self.cluster).all()
+        self.put(step.args[0], who, peer << np.uint32(PEER) | at)
+
+    def do_mbarrier(self, step: Step, who: np.ndarray, place: int) -> None:
+        at = self.address(step.args[1 if step.name[1] in ("try_wait", "arrive") else 0], who, "u32")
+        if step.name[1] == "init":
+            for thread, one in zip(who, at, strict=True):
+                self.barriers[int(self.local[thread]), int(one)] = Barrier()
+        elif step.name[1] == "arrive":
+            more = self.get(step.args[2], who, "u32")
+            for thread, one, count in zip(who, at, more, strict=True):
+                barrier = self.barriers[int(self.local[thread]), int(one)]
+                barrier.arrived, barrier.bytes = True, barrier.bytes + int(count)
+            self.wake()
+        else:
+            ends = np.array([self.barriers[int(self.local[t]), int(one)].done for t, one in zip(who, at, strict=True)])
+            self.put(step.args[0], who[ends], np.ones(int(ends.sum()), dtype=bool))
+            self.pc[who[ends]] = place + 1
+            self.stopped[who[~ends]] = True
+            return
+        self.pc[who] = place + 1
+
+    def wake(self) -> None:
+        """Threads that wait for an mbarrier look again."""
+        waits = [place for place, step in enumerate(self.steps) if step.name[:2] == ("mbarrier", "try_wait")]
+        self.stopped[np.isin(self.pc, waits)] = False
+
+    def do_fence(self, step: Step, who: np.ndarray) -> None:
+        pass
+
+    def do_nanosleep(self, step: Step, who: np.ndarray) -> None:
+        pass
+
+    # -- arithmetic
+    def do_mov(self, step: Step, who: np.ndarray) -> None:
+        kind, target, source = step.name[-1], self.words(step.args[0]), self.words(step.args[1])
+        if kind == "pred":
+            self.put(target[0], who, self.flag(source[0], who))
+        elif len(source) == 2:
+            low, high = (self.get(name, who, "u32").astype(np.uint64) for name in source)
+            self.put(target[0], who, low | high << np.uint64(32))
+        elif len(target) == 2:
+            whole = self.get(source[0], who, "u64")
+            self.put(target[0], who, whole.astype(np.uint32))
+            self.put(target[1], who, (whole >> np.uint64(32)).astype(np.uint32))
+        else:
+            self.put(target[0], who, self.get(source[0], who, kind))
+
+    def binary(self, step: Step, who: np.ndarray) -> None:
+        kind = step.name[-1]
+        with np.errstate(all="ignore"):
+            if kind == "pred":
+                result = SIMPLE[step.name[0]](self.flag(step.args[1], who), self.flag(step.args[2], who))
+            else:
+                result = SIMPLE[step.name[0]](*(self.get(arg, who, kind) for arg in step.args[1:3]))
+        self.put(step.args[0], who, result)
+
+    do_add = do_sub = do_and = do_or = do_xor = do_min = do_max = binary
+
+    def do_not(self, step: Step, who: np.ndarray) -> None:
+        value = self.flag(step.args[1], who) if step.name[-1] == "pred" else self.get(step.args[1], who, step.name[-1])
+        self.put(step.args[0], who, ~value)
+
+    def do_neg(self, step: Step, who: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, -self.get(step.args[1], who, step.name[-1]))
+
+    def do_shl(self, step: Step, who: np.ndarray) -> None:
+        kind = step.name[-1].replace("b", "u")
+        by = self.get(step.args[2], who, "u32").astype(DTYPES[kind])
+        bits = np.dtype(DTYPES[kind]).itemsize * 8
+        value = self.get(step.args[1], who, kind)
+        self.put(step.args[0], who, np.where(by < bits, value << np.minimum(by, bits - 1).astype(value.dtype), 0).astype(value.dtype))
+
+    def do_shr(self, step: Step, who: np.ndarray) -> None:
+        kind = step.name[-1]
+        bits = np.dtype(DTYPES[kind]).itemsize * 8
+        by = np.minimum(self.get(step.args[2], who, "u32"), bits - 1 if kind[0] == "s" else bits)
+        value = self.get(step.args[1], who, kind)
+        shifted = value >> np.minimum(by, bits - 1).astype(value.dtype)
+        self.put(step.args[0], who, np.where(by < bits, shifted, 0).astype(value.dtype))
+
+    def do_popc(self, step: Step, who: np.ndarray) -> None:
+        value = self.get(step.args[1], who, "u32")
+        self.put(step.args[0], who, np.array([int(one).bit_count() for one in value], dtype=np.uint32))
+
+    def do_mul(self, step: Step, who: np.ndarray) -> None:
+        kind = step.name[-1]
+        first, second = (self.get(arg, who, kind) for arg in step.args[1:3])
+        if kind == "f32":
+            with np.errstate(all="ignore"):
+                self.put(step.args[0], who, first * second)
+            return
+        bits = np.dtype(DTYPES[kind]).itemsize * 8
+        wide = [int(a) * int(b) for a, b in zip(first, second, strict=True)]
+        if step.name[1] == "wide":
+            bits *= 2
+        elif step.name[1] == "hi":
+            wide = [one >> bits for one in wide]
+        self.put(step.args[0], who, np.array([one & ((1 << bits) - 1) for one in wide], dtype=np.uint64).astype(CARRIERS[bits // 8]))
+
+    def do_mad(self, step: Step, who: np.ndarray) -> None:
+        assert step.name[1] == "lo"
+        kind = step.name[-1]
+        first, second, third = (self.get(arg, who, kind) for arg in step.args[1:4])
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, first * second + third)
+
+    def do_fma(self, step: Step, who: np.ndarray) -> None:
+        a, b, c = (self.get(arg, who, "f32").astype(np.longdouble) for arg in step.args[1:4])
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, (a * b + c).astype(np.float32))
+
+    def do_div(self, step: Step, who: np.ndarray) -> None:
+        assert step.name[1:] == ("rn", "f32")
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, self.get(step.args[1], who, "f32") / self.get(step.args[2], who, "f32"))
+
+    def do_rcp(self, step: Step, who: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, np.float32(1) / self.get(step.args[1], who, "f32"))
+
+    def do_setp(self, step: Step, who: np.ndarray) -> None:
+        first, second = (self.get(arg, who, step.name[-1]) for arg in step.args[1:3])
+        result = np.isnan(first) | np.isnan(second) if step.name[1] == "nan" else COMPARE[step.name[1]](first, second)
+        self.put(step.args[0], who, result)
+
+    def do_selp(self, step: Step, who: np.ndarray) -> None:
+        first, second = (self.get(arg, who, step.name[-1]) for arg in step.args[1:3])
+        self.put(step.args[0], who, np.where(self.flag(step.args[3], who), first, second))
+
+    def do_cvt(self, step: Step, who: np.ndarray) -> None:
+        if "bf16x2" in step.name:
+            high, low = (self.rounded(self.get(arg, who, "f32")) for arg in step.args[1:3])
+            self.put(step.args[0], who, high << np.uint32(16) | low)
+            return
+        value = self.get(step.args[1], who, step.name[-1])
+        made = value.astype(DTYPES[step.name[-2]])
+        if made.itemsize == 1:  # a register of 16 bits holds it extended
+            made = made.astype(np.int16 if step.name[-2] == "s8" else np.uint16)
+        self.put(step.args[0], who, made)
+
+    @staticmethod
+    def rounded(value: np.ndarray) -> np.ndarray:
+        """BF16 bits of FP32 values, to nearest even."""
+        bits = value.view(np.uint32)
+        near = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+        return np.where(np.isnan(value), np.uint32(0x7FFF), near).astype(np.uint32)
+
+
+@dataclass
+class Memory:
+    """Tensors side by side in a machine's memory, 256 bytes of guard between them."""
+
+    size: int
+    data: np.ndarray = field(init=False)
+    used: int = 4096
+    places: dict[str, tuple[int, Any, tuple[int, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.data = np.full(self.size, 0xFF, dtype=np.uint8)
+
+    def add(self, name: str, array: np.ndarray) -> int:
+        """Put an array down; its address."""
+        at = self.used
+        raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
+        self.data[at : at + len(raw)] = raw
+        self.used = at + math.ceil((len(raw) + 256) / 256) * 256
+        assert self.used <= self.size
+        self.places[name] = (at, array.dtype, array.shape)
+        return at
+
+    def get(self, name: str) -> np.ndarray:
+        """The array as it is now."""
+        at, dtype, shape = self.places[name]
+        return self.data[at : at + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
+
+    def guards_hold(self) -> bool:
+        """Whether nothing was written between the tensors."""
+        held = np.zeros(self.used, dtype=bool)
+        for at, dtype, shape in self.places.values():
+            held[at : at + math.prod(shape) * np.dtype(dtype).itemsize] = True
+        return bool((self.data[: self.used][~held] == 0xFF).all())
