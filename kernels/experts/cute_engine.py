@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import health
 from ..contract import Arg, Buffer, Compiled, Engine, Problem, Work
+from ..errors import InputError
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from .family import Experts
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
-INVARIANT = {"warps": 8}
+INVARIANT = {"warps": 16}
 """What the order of the sums depends on, pinned for batch-invariant results."""
 RESERVED_REGISTERS = 56
 """Addresses, loop state, a step's operands and the allocator's slack, beside what is in flight."""
+WITHIN_REGISTERS = 12
+"""More where a unit asks for its own later steps too: their addresses beside the next unit's."""
 INPUTS = (
     "latent", "ids", "weights", "w13", "w13_scale", "w2", "w2_scale", "x", "gate_up", "down", "latent_partial",
     "shared_partial",
@@ -49,7 +52,8 @@ def registers(plan: Plan) -> int:
     second = 5 * plan.depth + 4 * plan.batch
     each = 4 * plan.halves * plan.shared_x_depth(plan.shared_steps1)
     shared = 5 * plan.depth + plan.row_tiles * (4 + each) if plan.wide else 0
-    return max(routed, second, shared) + RESERVED_REGISTERS
+    within = WITHIN_REGISTERS if plan.depth < plan.steps1 else 0
+    return max(routed, second, shared) + RESERVED_REGISTERS + within
 
 
 def buffers(plan: Plan) -> tuple[Buffer, ...]:
@@ -110,10 +114,10 @@ class CuteEngine(Engine):
         if problem.activations != "bf16":
             return f"activations {problem.activations}: the kernel multiplies BF16 ones"
         for name, width, unit in (
-            ("latent", problem.latent, 1024), ("hidden", problem.hidden, 256),
+            ("latent", problem.latent, 512), ("hidden", problem.hidden, 512),
             ("intermediate", problem.intermediate, 32), ("shared_intermediate", problem.shared_intermediate, 32),
         ):  # fmt: skip
-            if width % unit and not (name == "latent" and width % 896 == 0 and width % 128 == 0):
+            if width % unit:
                 return f"{name} {width} is not a multiple of {unit}"
         if problem.experts > 1 << EXPERT_BITS or problem.rows * problem.top_k >= 1 << PLACE_BITS or problem.top_k > 32:
             return (
@@ -141,10 +145,12 @@ class CuteEngine(Engine):
 
         return Space(
             params=(
-                Param("warps", (4, 7, 8, 14, 16), "warps of a block, which share the columns of the first product"),
-                Param("depth", (2, 4, 7, 8, 14), "steps of 512 bytes of weights in flight a warp"),
+                Param("warps", (4, 8, 16), "warps of a block, which share the columns of the first product"),
+                Param("depth", (2, 4, 7, 14), "steps of 512 bytes of weights in flight a warp"),
                 Param("x_depth", (1, 2, 4, 7), "steps of activations in flight a warp, routed first product"),
-                Param("tasks", (1, 2, 4, 7), "times 32 output columns of a warp in a unit of the routed second product"),
+                Param(
+                    "tasks", (1, 2, 4, 7), "times 32 output columns of a warp in a unit of the routed second product"
+                ),
                 Param("per_sm", (1, 2, 3, 4), "blocks an SM"),
                 Param("sms", (gpu.sms,), "SMs that the grid covers"),
                 RELEASE,
@@ -153,16 +159,31 @@ class CuteEngine(Engine):
             constraints=(
                 pinned(INVARIANT),
                 Constraint(
-                    fits, "{warps} warps, {depth} and {x_depth} steps in flight and {tasks} tasks do not divide the widths"
+                    fits,
+                    "{warps} warps, {depth} and {x_depth} steps in flight and {tasks} tasks do not divide the widths",
                 ),
                 Constraint(in_registers, "{per_sm} blocks of {warps} warps: what is in flight exceeds the registers"),
                 Constraint(in_shared, "{per_sm} blocks of {warps} warps: tables and sums exceed the shared memory"),
             ),
-            default={
-                "warps": 8, "depth": 7, "x_depth": 2, "tasks": 1 if problem.rows <= 2 else 2, "per_sm": 2 if problem.rows <= 32 else 1,
-                "sms": gpu.sms, "release": "loads", "k_order": "free",
-            },
-        )  # fmt: skip
+            default=self._default(problem, gpu),
+        )
+
+    @staticmethod
+    def _default(problem: Experts, gpu: GpuCard) -> Config:
+        """One block an SM, as many warps as divide the columns, all activations of a unit in flight.
+
+        The shared expert's sums of many rows leave fewer warps their registers.
+        """
+        many = problem.has_shared and problem.rows > 32
+        for warps in (8,) if many else (16, 8, 4, 2):
+            steps = problem.latent // (32 * warps)
+            depth = next((size for size in (7, 8, 4, 2) if steps and steps % size == 0), 0)
+            if depth and problem.latent % (32 * warps) == 0 and problem.hidden % (32 * warps * depth) == 0:
+                return {
+                    "warps": warps, "depth": depth, "x_depth": depth if depth == 7 and not many else 2, "tasks": 1, "per_sm": 1,
+                    "sms": gpu.sms, "release": "loads", "k_order": "free",
+                }  # fmt: skip
+        raise InputError(f"latent {problem.latent} and hidden {problem.hidden} do not divide over the warps of a block")
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch."""

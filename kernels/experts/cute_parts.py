@@ -90,9 +90,7 @@ def unary(text: cutlass.Constexpr, value: Float32):
 def tanh(value: Float32):
     """To a few units of FP32: a series near zero, where the other form loses its digits."""
     square = value * value
-    series = value * (
-        1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835))))
-    )
+    series = value * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     far = 1.0 - 2.0 * unary(RCP, unary(EXP2, value * (2 * LOG2E)) + 1.0)
     return series if square < 0.0625 else far
 
@@ -112,7 +110,7 @@ def scaled(words: list, factor: Uint32):
 
 @cute.jit
 def step(words: list, scale: Uint32, x: list, acc: list):
-    """acc += w x^T over one block: 32 rows by 32 columns of w, up to eight rows of x.
+    """Add ``w x^T`` over one block to the sums: 32 rows by 32 columns of w, up to eight rows of x.
 
     Args:
         words: four, as held.

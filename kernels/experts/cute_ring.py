@@ -13,7 +13,9 @@ from .layout import BLOCK_BYTES, SCALE_BYTES
 
 
 @cute.jit
-def weights_of(unit: Int32, ends: list, table: cute.Tensor, bases: list, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr):
+def weights_of(
+    unit: Int32, ends: list, table: cute.Tensor, bases: list, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
+):
     """Where a lane's weights of a unit lie: [words, scales, steps to ask for ahead, the same for scales]; no steps after the last unit.
 
     ``ends``: of the units of shared first, routed first, shared second, routed second products.

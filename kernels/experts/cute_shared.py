@@ -68,7 +68,9 @@ def shared_first(
     """One warp's share of a unit of the first product, into shared memory; the ring, refilled."""
     start = x + Int64(warp * (PLAN.shared_steps1 * 64) + lane % 4 * 16)
     where = row_addresses(start, 2 * PLAN.hidden, lane, PLAN)
-    acc, ring = product(ring, at, following, where, PLAN.shared_steps1, PLAN.depth, PLAN.shared_x_depth(PLAN.shared_steps1), PLAN)
+    acc, ring = product(
+        ring, at, following, where, PLAN.shared_steps1, PLAN.depth, PLAN.shared_x_depth(PLAN.shared_steps1), PLAN
+    )
     for m in cutlass.range_constexpr(PLAN.row_tiles):
         for i in cutlass.range_constexpr(2 * PLAN.halves):
             row = m * 16 + i // 2 * 8 + lane // 4

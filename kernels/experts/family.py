@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 
-
 ROUTED, UNIFORM = "routed", "uniform"
 CANDIDATES = 64
 """Choices drawn for a step; the one whose distinct experts are nearest to the profile's is taken."""
@@ -180,9 +179,10 @@ class ExpertsFamily(TwinFamily):
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """``latent_partial`` [rows, latent], and of both experts ``shared_partial`` [rows, hidden]."""
         assert isinstance(problem, Experts)
-        routed = {"latent_partial": ((problem.rows, problem.latent), "bfloat16")}
-        shared = {"shared_partial": ((problem.rows, problem.hidden), "bfloat16")}
-        return {**routed, **shared} if problem.has_shared else routed
+        specs: dict[str, tuple[tuple[int, ...], str]] = {"latent_partial": ((problem.rows, problem.latent), "bfloat16")}
+        if problem.has_shared:
+            specs["shared_partial"] = ((problem.rows, problem.hidden), "bfloat16")
+        return specs
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, rounded only to MXFP8 where the kind asks for it."""

@@ -292,7 +292,8 @@ class Machine:
         """The kernel's function in all threads."""
         kernel = self.space["k3_experts_cute_stream"]
         arguments = [
-            SimpleNamespace(iterator=SimpleNamespace(toint=lambda base=self.memory.names[name]: base)) for name in tensors
+            SimpleNamespace(iterator=SimpleNamespace(toint=lambda base=self.memory.names[name]: base))
+            for name in tensors
         ]
 
         def thread(block: int, t: int) -> None:
@@ -307,7 +308,11 @@ class Machine:
                     for barrier in (one.barrier, *(warp.barrier for warp in one.warps)):
                         barrier.abort()
 
-        made = [threading.Thread(target=thread, args=(b, t)) for b in range(self.plan.blocks) for t in range(self.plan.threads)]
+        made = [
+            threading.Thread(target=thread, args=(b, t))
+            for b in range(self.plan.blocks)
+            for t in range(self.plan.threads)
+        ]
         for one in made:
             one.start()
         for one in made:

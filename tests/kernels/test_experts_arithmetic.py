@@ -21,7 +21,11 @@ CASES = {
     "three rows": ({"rows": 3}, {}, 3),
     "fewer rows than compiled for, one block": ({"rows": 5}, {"blocks": 1}, 2),
     "eleven rows of one expert": ({"rows": 11, "top_k": 1, "experts": 2}, {"blocks": 3}, 11),
-    "a ring over several units, two tasks": ({"rows": 2, "intermediate": 64, "shared_intermediate": 64}, {"depth": 1, "x_depth": 1, "tasks": 2}, 2),
+    "a ring over several units, two tasks": (
+        {"rows": 2, "intermediate": 64, "shared_intermediate": 64},
+        {"depth": 1, "x_depth": 1, "tasks": 2},
+        2,
+    ),
     "more than 32 rows, no shared expert": ({"rows": 35, "top_k": 1, "experts": 3}, {"wide": 0}, 35),
 }
 
@@ -74,7 +78,10 @@ def test_the_kernel_computes_what_the_twin_does(name):
             count[:] = 0
         machine.run(names, problem.beta, problem.linear_beta)
         fresh = {**inputs, **{one: fresh[one] for one in ("ids", "latent")}}
-        some = {key: value[:live] if len(value) == problem.rows and key not in (*LOADED, *SHARED) else value for key, value in fresh.items()}
+        some = {
+            key: value[:live] if len(value) == problem.rows and key not in (*LOADED, *SHARED) else value
+            for key, value in fresh.items()
+        }
         wanted = FAMILY.twin(problem, some)
         for key in FAMILY.outputs if made.wide else ("latent_partial",):
             got = output(memory, problem, key)

@@ -1,0 +1,153 @@
+"""The cute engine of the experts: what it refuses, its space, and the machine code of its configs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import pytest
+from k3lab.kernels import K3, SMALL_K3, family
+from k3lab.kernels.contract import Launch
+from k3lab.kernels.experts.cute_engine import plan_of, registers
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.kernels.residency import concerned, refusal, room_by_card
+from k3lab.tuning.compiling import compile_config
+from k3lab.tuning.cubin import kernel_resources
+from k3lab.tuning.sass_order import order, places, release_fault, wait_fault
+
+FAMILY = family("experts")
+ENGINE = FAMILY.engine("cute")
+CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
+WEIGHTS = r"LDG\.E\.NA(\..*)?"
+WORDS = r"LDG\.E\.NA\..*128.*"
+
+
+def problem(rows, kind="bf16", tp=16):
+    return FAMILY.problem(K3, tp=tp, rows=rows, kind=kind)
+
+
+def config(one, arch="sm_90a", **change):
+    space = ENGINE.space(one, CARDS[arch])
+    chosen = {**space.default, **change}
+    assert space.illegal(chosen) is None, space.illegal(chosen)
+    return chosen
+
+
+@cache
+def compiled(rows, kind, arch, tp, change) -> Launch:
+    one = problem(rows, kind, tp)
+    (launch,) = compile_config(ENGINE, one, config(one, arch, **dict(change)), arch).launches
+    return launch
+
+
+def built(rows, kind="bf16", arch="sm_90a", tp=16, **change):
+    return compiled(rows, kind, arch, tp, tuple(sorted(change.items())))
+
+
+def test_refusals_say_why():
+    assert ENGINE.refuses(problem(64), "sm_103a") is None
+    assert "sm_80" in ENGINE.refuses(problem(1), "sm_80")
+    assert "activations mxfp8_ceil" in ENGINE.refuses(problem(1, "mxfp8_ceil"), "sm_90a")
+    assert "latent 64 is not a multiple of 512" in ENGINE.refuses(FAMILY.problem(SMALL_K3, tp=1, rows=1), "sm_90a")
+    assert "8192 experts" in ENGINE.refuses(dataclasses.replace(problem(1), experts=8192), "sm_90a")
+    assert "1920 of them" not in (ENGINE.refuses(problem(64), "sm_90a") or "")
+
+
+@pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.name)
+@pytest.mark.parametrize("tp", [4, 8, 16])
+@pytest.mark.parametrize("kind", ["bf16", "routed"])
+def test_spaces_are_legal_and_their_grids_fit_at_once(card, tp, kind):
+    for rows in (1, 7, 8, 33, 64):
+        one = problem(rows, kind, tp)
+        space = ENGINE.space(one, card)
+        assert space.illegal(space.default) is None
+        for chosen in space.legal:
+            made = plan_of(one, chosen)
+            assert made.refusal() is None
+            assert made.blocks == chosen["per_sm"] * card.sms
+            assert registers(made) * made.threads * chosen["per_sm"] <= card.registers_per_sm
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"k_order": "invariant", "warps": 8, "x_depth": 2}, "invariant needs warps 16"),
+        ({"depth": 4}, "do not divide the widths"),
+        ({"tasks": 2}, "do not divide the widths"),
+        ({"per_sm": 2}, "exceeds the registers"),
+        ({"warps": 8, "per_sm": 2}, "exceeds the registers"),
+    ],
+)
+def test_illegal_configs_are_explained(change, why):
+    space = ENGINE.space(problem(8), CARDS["sm_90a"])
+    assert why in space.illegal({**space.default, **change})
+
+
+def test_invariant_configs_sum_in_one_order_at_any_rows_and_tp():
+    orders = set()
+    for rows, tp in ((1, 16), (8, 8), (32, 4)):
+        one = problem(rows, "routed", tp)
+        orders.add(ENGINE.summation_order(one, config(one, k_order="invariant")))
+    assert len(orders) == 1
+
+
+CODE = [
+    ("sm_90a", 8, "bf16", 16), ("sm_103a", 8, "bf16", 16), ("sm_100a", 1, "routed", 16), ("sm_90a", 64, "routed", 16),
+    ("sm_90a", 40, "bf16", 8), ("sm_103a", 8, "routed", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "rows", "kind", "tp"), CODE)
+def test_machine_code(arch, rows, kind, tp):
+    """Weights of the shared expert in flight before the wait and nothing else; no step spills; all that is loaded is multiplied."""
+    launch = built(rows, kind, arch, tp)
+    one = problem(rows, kind, tp)
+    made = plan_of(one, config(one, arch))
+    found, code = kernel_resources(launch), order(launch.cubin)
+    assert found.kernel.startswith("k3_experts_cute_stream")
+    assert launch.pdl and launch.needs_residency and concerned(launch)
+    assert refusal(launch, room_by_card(launch, 1, CARDS[arch])) is None
+    assert found.registers * found.threads <= 65536 and found.dynamic_shared_bytes <= CARDS[arch].shared_per_block
+    assert found.registers <= registers(made) + 16 or made.threads < 512
+    # a handful of values that live across all units, none of them in a step
+    assert found.spill_instructions <= 16 and found.stack_bytes <= 32
+    assert wait_fault(code, WEIGHTS, ahead=made.depth if made.wide else 0) is None
+    assert release_fault(code, WEIGHTS, "loads") in (
+        None,
+        "the release does not lie between the last load of weights and the first store",
+    )
+    (release,), loads = places(code, "PREEXIT"), places(code, WORDS)
+    assert loads[-1] < release < places(code, r"STG\..*")[-1]
+    # two tiles of two MMAs for every load of routed weights, two for each of 16 rows of the shared expert's
+    steps = made.steps1 + made.steps2
+    shared = (made.shared_steps1 + made.shared_steps2) * made.row_tiles if made.wide else 0
+    assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 4 * steps + 2 * shared
+
+
+def counts(launch):
+    """Instructions by what they are for."""
+    code = order(launch.cubin)
+    return {
+        "bits": len(places(code, r"LOP3\..*|SHF\.[LR].*|PRMT|IMAD\.SHL.*")),
+        "steps": len(places(code, r"HMMA.*")) // 4,
+        "sums": len(places(code, r"FFMA")),
+        "all": len(code),
+    }
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_a_weight_becomes_an_operand_in_one_instruction_and_a_step_takes_two_a_weight(arch):
+    """What 36 more steps of the second product add, 32 weights a lane and step.
+
+    Eight of a step's instructions take four scales from their word: four masks, four shifts.
+    """
+    few, many = (counts(built(8, "routed", arch, tasks=tasks)) for tasks in (1, 7))
+    steps = many["steps"] - few["steps"]
+    assert steps == 36
+    added = {name: (many[name] - few[name]) / steps for name in few}
+    assert 32 <= added["bits"] - 8 <= 1.05 * 32, (
+        "bit operations a step beside those of its scales: at most 1.25 a weight are allowed"
+    )
+    assert added["bits"] <= 1.3 * 32
+    assert 8 <= added["sums"] <= 8.5
+    assert added["all"] <= 2.05 * 32
