@@ -8,6 +8,7 @@ the router and the latent projections are sharded here too, where stock engines 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from ..kernels import ModelCard
 from ..kernels.collectives import Collectives
+from ..kernels.kda.twin import KdaWeights
+from ..kernels.mla.twin import MlaWeights
 from ..kernels.mxfp4 import E2M1, decode_scale
 from .tensors import EXPERT_ROWS
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
@@ -30,6 +33,24 @@ def _rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm in ``x.dtype``'s wide type, rounded once."""
     wide = x.to(_wide(x))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)).to(x.dtype)
+
+
+class KdaParts(NamedTuple):
+    """What the recurrence of a KDA layer reads, [B, q, h, ...] in the wide type, and what its surroundings keep."""
+
+    q: Tensor
+    """Normalised and scaled."""
+    k: Tensor
+    """Normalised."""
+    v: Tensor
+    log_decay: Tensor
+    """[B, q, h, K]."""
+    beta: Tensor
+    """[B, q, h, 1]."""
+    gate: Tensor
+    """Of the output, [n, hD], as projected."""
+    history: Tensor
+    """Raw rows from the first tap of the first token on, [B, W-1+q, 3hD]."""
 
 
 class AutoOperators:
@@ -74,8 +95,23 @@ class AutoOperators:
         self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Convolution of all tokens at once, then the recurrence token by token in FP32."""
-        core, requests = attention.core, state.shape[0]
-        heads, dim = core.a_log.shape[0], core.o_norm.shape[0]
+        core = attention.core
+        q, k, v, log_decay, beta, gate, history = self._kda_parts(proj, core, conv, q_len)
+        decay = log_decay.exp()
+        running, outs, states = state, [], []
+        for t in range(q_len):
+            running = running * decay[:, t, :, None, :]
+            error = beta[:, t] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", running, k[:, t]))
+            running = running + error[..., None] * k[:, t, :, None, :]
+            outs.append(torch.einsum("bhvk,bhk->bhv", running, q[:, t]))
+            states.append(running)
+        size = core.conv_q.shape[1]
+        convs = torch.stack([history[:, t + 1 : t + size] for t in range(q_len)], dim=1)
+        return self._kda_out(torch.stack(outs, dim=1), gate, core), convs, torch.stack(states, dim=1)
+
+    def _kda_parts(self, proj: Tensor, core: KdaWeights, conv: Tensor, q_len: int) -> KdaParts:
+        """All that precedes the recurrence, of all tokens at once: conv, norms, gates."""
+        requests, heads, dim = conv.shape[0], core.a_log.shape[0], core.o_norm.shape[0]
         wide, width = _wide(proj), heads * dim
         rank = core.f_b.shape[1]
         qkv, gate, fa, beta, _pad = proj.split(
@@ -83,8 +119,8 @@ class AutoOperators:
         )
         raw = F.linear(fa, core.f_b).to(wide).view(requests, q_len, heads, dim)
         rate = core.a_log.to(wide).exp().view(heads, 1)
-        decay = torch.exp(
-            self.card.kda_gate_lower_bound * torch.sigmoid(rate * (raw + core.dt_bias.to(wide).view(heads, dim)))
+        log_decay = self.card.kda_gate_lower_bound * torch.sigmoid(
+            rate * (raw + core.dt_bias.to(wide).view(heads, dim))
         )
         beta = torch.sigmoid(beta.to(wide)).view(requests, q_len, heads, 1)
         history = torch.cat((conv, qkv.view(requests, q_len, 3 * width)), dim=1)  # [B, W-1+q, 3hD]
@@ -94,57 +130,72 @@ class AutoOperators:
         q, k, v = mixed.view(requests, q_len, 3, heads, dim).unbind(2)
         q = q * torch.rsqrt(q.square().sum(-1, keepdim=True) + L2_EPS) * dim**-0.5
         k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + L2_EPS)
-        running, outs, states = state, [], []
-        for t in range(q_len):
-            running = running * decay[:, t, :, None, :]
-            error = beta[:, t] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", running, k[:, t]))
-            running = running + error[..., None] * k[:, t, :, None, :]
-            outs.append(torch.einsum("bhvk,bhk->bhv", running, q[:, t]))
-            states.append(running)
-        out = _rms(torch.stack(outs, dim=1), core.o_norm, self.card.rms_norm_eps).view(-1, width)
-        convs = torch.stack([history[:, t + 1 : t + size] for t in range(q_len)], dim=1)
-        return (out * torch.sigmoid(gate.to(wide))).to(proj.dtype), convs, torch.stack(states, dim=1)
+        return KdaParts(q, k, v, log_decay, beta, gate, history)
+
+    def _kda_out(self, out: Tensor, gate: Tensor, core: KdaWeights) -> Tensor:
+        """Norm and output gate of [B, q, h, V]: [n, hD] in the dtype of ``gate``."""
+        normed = _rms(out, core.o_norm, self.card.rms_norm_eps).reshape(gate.shape)
+        return (normed * torch.sigmoid(gate.to(out.dtype))).to(gate.dtype)
 
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
     ) -> Tensor:
         """Absorbed attention over every row a request's block table can hold, masked to its context."""
-        card, core, wide = self.card, attention.core, _wide(proj)
-        eps, nope, rope = card.mla_low_rank_norm_eps, card.qk_nope_head_dim, card.qk_rope_head_dim
-        lora, latent = core.q_a_norm.shape[0], core.kv_a_norm.shape[0]
-        heads, value = core.w_uv.shape[:2]
-        requests, rows = context.shape[0], proj.shape[0]
-        qa, kv, kpe, gate = proj[:, : lora + latent + rope + heads * value].split(
-            [lora, latent, rope, heads * value], dim=-1
-        )
-        query = F.linear(_rms(qa, core.q_a_norm, eps), core.q_b).view(rows, heads, nope + rope)
-        absorbed = torch.bmm(query[..., :nope].transpose(0, 1), core.w_uk).transpose(0, 1)  # [n, h, latent]
-        query = torch.cat((absorbed, query[..., nope:]), dim=-1)
-        new = torch.cat((_rms(kv, core.kv_a_norm, eps), kpe), dim=-1)
-
-        size = cache.shape[1]
+        core, wide = attention.core, _wide(proj)
+        latent, size = core.kv_a_norm.shape[0], cache.shape[1]
+        requests = context.shape[0]
         position = context.long()[:, None] + torch.arange(q_len, device=proj.device)  # [B, q]
         where = block_table.long().gather(1, position // size) * size + position % size
-        fp8 = cache.dtype == torch.float8_e4m3fn
-        if fp8:
-            new = (new.to(wide) / self.k_scale).clamp(-448, 448).to(cache.dtype)
-            query = query.to(wide).clamp(-448, 448).to(cache.dtype)
-            # indexed writes know no FP8: the bytes are the same
-            cache.view(torch.uint8).flatten(0, 1)[where.flatten()] = new.view(torch.uint8)
-            keys = cache.view(torch.uint8)[block_table.long()].view(cache.dtype).flatten(1, 2).to(wide) * self.k_scale
-        else:
-            cache.flatten(0, 1)[where.flatten()] = new.to(cache.dtype)
-            keys = cache[block_table.long()].flatten(1, 2).to(wide)  # [B, tokens, latent + rope]
+        query, gate = self._mla_front(proj, core, cache, where.flatten())
         # rows past a request's own belong to others or to nobody: their share is 0, but 0 times NaN is NaN
+        keys = self._rows(cache, block_table, wide)  # [B, tokens, latent + rope]
         beyond = torch.arange(keys.shape[1], device=proj.device) > position[:, -1:]
         keys = keys.masked_fill(beyond[..., None], 0.0)
-        query = query.to(wide).view(requests, q_len * heads, latent + rope)
-        scores = (torch.bmm(query, keys.transpose(1, 2)) * (nope + rope) ** -0.5).view(requests, q_len, heads, -1)
+        heads = query.shape[1]
+        query = query.to(wide).view(requests, q_len * heads, -1)
+        scores = (torch.bmm(query, keys.transpose(1, 2)) * self._scale).view(requests, q_len, heads, -1)
         hidden = torch.arange(scores.shape[-1], device=proj.device) > position[..., None]
         weight = scores.masked_fill(hidden[:, :, None], float("-inf")).softmax(-1)
         mixed = torch.bmm(weight.view(requests, q_len * heads, -1), keys[..., :latent]).to(proj.dtype)
-        out = torch.bmm(mixed.view(rows, heads, latent).transpose(0, 1), core.w_uv.transpose(1, 2)).transpose(0, 1)
-        return (out.reshape(rows, -1).to(wide) * torch.sigmoid(gate.to(wide))).to(proj.dtype)
+        return self._mla_out(mixed.view(proj.shape[0], heads, latent), gate, core)
+
+    @property
+    def _scale(self) -> float:
+        return (self.card.qk_nope_head_dim + self.card.qk_rope_head_dim) ** -0.5
+
+    def _mla_front(self, proj: Tensor, core: MlaWeights, cache: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Absorbed query [n, h, latent + rope], rounded as the cache is, and gate [n, h*v]; new rows go to ``where``."""
+        eps, nope, rope = self.card.mla_low_rank_norm_eps, self.card.qk_nope_head_dim, self.card.qk_rope_head_dim
+        lora, latent = core.q_a_norm.shape[0], core.kv_a_norm.shape[0]
+        heads, value = core.w_uv.shape[:2]
+        qa, kv, kpe, gate = proj[:, : lora + latent + rope + heads * value].split(
+            [lora, latent, rope, heads * value], dim=-1
+        )
+        query = F.linear(_rms(qa, core.q_a_norm, eps), core.q_b).view(-1, heads, nope + rope)
+        absorbed = torch.bmm(query[..., :nope].transpose(0, 1), core.w_uk).transpose(0, 1)  # [n, h, latent]
+        query = torch.cat((absorbed, query[..., nope:]), dim=-1)
+        new = torch.cat((_rms(kv, core.kv_a_norm, eps), kpe), dim=-1)
+        if cache.dtype == torch.float8_e4m3fn:
+            wide = _wide(proj)
+            new = (new.to(wide) / self.k_scale).clamp(-448, 448).to(cache.dtype)
+            query = query.to(wide).clamp(-448, 448).to(cache.dtype)
+            # indexed writes know no FP8: the bytes are the same
+            cache.view(torch.uint8).flatten(0, 1)[where] = new.view(torch.uint8)
+        else:
+            cache.flatten(0, 1)[where] = new.to(cache.dtype)
+        return query, gate
+
+    def _rows(self, cache: Tensor, blocks: Tensor, wide: torch.dtype) -> Tensor:
+        """Cache rows of blocks [B, m] as [B, tokens, latent + rope]."""
+        if cache.dtype != torch.float8_e4m3fn:
+            return cache[blocks.long()].flatten(1, 2).to(wide)
+        return cache.view(torch.uint8)[blocks.long()].view(cache.dtype).flatten(1, 2).to(wide) * self.k_scale
+
+    def _mla_out(self, mixed: Tensor, gate: Tensor, core: MlaWeights) -> Tensor:
+        """Latents [n, h, latent] to gated values [n, h*v]."""
+        out = torch.bmm(mixed.transpose(0, 1), core.w_uv.transpose(1, 2)).transpose(0, 1)
+        wide = _wide(gate)
+        return (out.reshape(gate.shape).to(wide) * torch.sigmoid(gate.to(wide))).to(gate.dtype)
 
     def output_projection(
         self,

@@ -111,6 +111,11 @@ class DecodeCache:
         if slot not in self._lengths:
             raise InputError(f"slot {slot} holds no request; slots in use: {', '.join(map(str, self.slots)) or 'none'}")
 
+    def blocks_of(self, slot: int) -> tuple[int, ...]:
+        """MLA blocks a request owns, in the order of its tokens."""
+        self._known(slot)
+        return tuple(self._owned[slot])
+
     def add(self) -> int:
         """Admit a request with an empty context; returns its slot.
 
@@ -188,6 +193,32 @@ class DecodeCache:
             raise InputError(
                 f"a step of {q_len} tokens a request: this cache keeps snapshots for 1 to {self.max_verify}"
             )
+        self.ready(slots)
+        self.reserve(slots, q_len)
+        self._pending.update(dict.fromkeys(slots, q_len))
+
+    def begin_prefill(self, slot: int, tokens: int) -> None:
+        """Host side of a prefill of ``tokens`` tokens: blocks for all of them; :meth:`prefilled` makes them count.
+
+        Raises:
+            InputError: an unaccepted or failed step, or full.
+        """
+        self._known(slot)
+        self.ready([slot])
+        self.reserve([slot], tokens)
+        self._pending[slot] = tokens
+
+    def prefilled(self, slot: int, tokens: int) -> None:
+        """A chunk is written, its state in the first snapshot: its tokens count, and the next chunk goes on from there."""
+        self.context[slot] += tokens
+        self.snapshot[slot] = 0
+        self._lengths[slot] += tokens
+        self._pending[slot] -= tokens
+        if not self._pending[slot]:
+            del self._pending[slot]
+
+    def ready(self, slots: Sequence[int]) -> None:
+        """Raise InputError for a request whose last step failed, or is not accepted yet."""
         for slot in slots:
             if slot in self._spoiled:
                 raise InputError(f"the last step of request {slot} failed half-way; forget or release it")
@@ -196,8 +227,6 @@ class DecodeCache:
             raise InputError(
                 f"request {waiting[0]} has an unaccepted step of {self._pending[waiting[0]]} tokens; accept it first"
             )
-        self.reserve(slots, q_len)
-        self._pending.update(dict.fromkeys(slots, q_len))
 
     def spoil(self, slots: Sequence[int]) -> None:
         """A step failed half-way: some layers' snapshots are already the step's, so the requests cannot go on."""

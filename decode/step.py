@@ -27,6 +27,10 @@ Range = Callable[[str], AbstractContextManager[object]]
 """Marks a stretch of the step for a profiler."""
 
 
+Tap = Callable[[int, Tensor], None]
+"""Called with a layer and the running residual after it, [n, H]: what a drafter reads."""
+
+
 def no_range(_name: str) -> AbstractContextManager[object]:
     """Marks nothing."""
     return nullcontext()
@@ -42,6 +46,7 @@ def forward(
     *,
     q_len: int,
     mark: Range = no_range,
+    tap: Tap | None = None,
 ) -> Tensor:
     """The device side of a step: no allocation of cache blocks, no checks; can be captured in a graph.
 
@@ -54,6 +59,7 @@ def forward(
         comm: The tensor-parallel group.
         q_len: Tokens a request.
         mark: Profiler ranges, called with ``layer 3`` and the like.
+        tap: Sees the residual after every layer.
 
     Returns:
         Logits [n, V] in the model's dtype: row i scores the token that follows ``ids[i]``.
@@ -90,6 +96,8 @@ def forward(
             else:
                 prefix = operators.dense(mlp_input, layer.mlp, prefix, comm)
                 x = operators.attn_res(blocks, prefix, following, final=final)
+            if tap is not None:
+                tap(index, prefix)
     with mark("head"):
         return operators.lm_head(x, weights.lm_head, comm)
 
@@ -132,6 +140,7 @@ def step(
     comm: Collectives,
     *,
     mark: Range = no_range,
+    tap: Tap | None = None,
 ) -> Tensor:
     """A whole step: checks, cache blocks, :func:`forward`. Call ``cache.accept`` before the next one.
 
@@ -143,6 +152,7 @@ def step(
         operators: The backend.
         comm: The tensor-parallel group.
         mark: Profiler ranges.
+        tap: Sees the residual after every layer.
 
     Returns:
         Logits [requests, q_len, V].
@@ -156,7 +166,7 @@ def step(
     where = torch.tensor(list(slots), device=weights.device)
     flat = ids.reshape(-1).long().to(weights.device)
     try:
-        logits = forward(weights, cache, flat, where, operators, comm, q_len=q_len, mark=mark)
+        logits = forward(weights, cache, flat, where, operators, comm, q_len=q_len, mark=mark, tap=tap)
     except BaseException:
         cache.spoil(slots)
         raise

@@ -1,0 +1,128 @@
+"""Bringing a request to a context: its prompt in chunks, or made-up caches for timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..kernels import InputError
+from ..kernels.collectives import Collectives
+from .caches import DecodeCache
+from .prefill_operators import PrefillOperators
+from .step import Range, Tap, check_group, forward, no_range
+from .weights import RankWeights
+
+CHUNK = 512
+"""Tokens of a chunk: each reads the weights once."""
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens)."""
+
+
+@torch.inference_mode()
+def prefill(
+    weights: RankWeights,
+    cache: DecodeCache,
+    slot: int,
+    ids: Tensor,
+    operators: PrefillOperators,
+    comm: Collectives,
+    *,
+    chunk: int = CHUNK,
+    mark: Range = no_range,
+    tap: Tap | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Append a prompt to a request: MLA rows, KDA state and history are then what as many decode steps leave.
+
+    The request may have a context already. All of it counts at once or, where it fails, nothing: the request is then
+    spoilt and must be forgotten or released.
+
+    Args:
+        weights: This rank's.
+        cache: This rank's.
+        slot: The request.
+        ids: [tokens], int.
+        operators: Of the model.
+        comm: The tensor-parallel group; every rank calls with the same ids and chunk.
+        chunk: Tokens at a time.
+        mark: Profiler ranges.
+        tap: As in :func:`~k3lab.decode.step.forward`, called chunk by chunk.
+        progress: Called after every chunk.
+
+    Returns:
+        Logits [V] that score the token after the last one.
+
+    Raises:
+        InputError: no tokens, ids that are none, a chunk below 1, a full cache, or an unaccepted step.
+    """
+    check_group(weights, cache, comm)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
+        raise InputError(f"a prompt is one or more whole numbers [tokens], not {list(ids.shape)} {ids.dtype}")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < weights.card.vocab_size:
+        raise InputError(
+            f"token ids must lie in 0..{weights.card.vocab_size - 1}, got {int(ids.min())}..{int(ids.max())}"
+        )
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}; a chunk has one or more tokens")
+    total, done = ids.numel(), 0
+    cache.begin_prefill(slot, total)
+    where = torch.tensor([slot], device=weights.device)
+    logits = None
+    try:
+        for part in ids.long().to(weights.device).split(chunk):
+            with mark(f"prefill {done}"):
+                logits = forward(weights, cache, part, where, operators, comm, q_len=part.numel(), mark=mark, tap=tap)
+            done += part.numel()
+            cache.prefilled(slot, part.numel())
+            if progress:
+                progress(done, total)
+    except BaseException:
+        cache.spoil([slot])
+        raise
+    assert logits is not None
+    return logits[0]
+
+
+@torch.inference_mode()
+def fill_context(cache: DecodeCache, slots: Sequence[int], tokens: int, *, seed: int = 0) -> None:
+    """Give requests a context of ``tokens`` random rows and a random state, of the size real ones have.
+
+    For timing alone: what is decoded after it means nothing, and whoever shows it must say so.
+
+    Raises:
+        InputError: a request that has a context, or a cache that is too small.
+    """
+    for slot in slots:
+        if cache.length(slot):
+            raise InputError(
+                f"request {slot} has a context of {cache.length(slot)} tokens; only an empty one is filled"
+            )
+    if tokens < 1:
+        raise InputError(f"a context of {tokens} tokens cannot be filled; give 1 or more")
+    cache.reserve(slots, tokens)
+    device = cache.context.device
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+
+    def draw(like: Tensor, scale: float) -> Tensor:
+        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return torch.randn(like.shape, generator=generator, dtype=wide, device=device) * scale
+
+    where = torch.tensor(list(slots), device=device)
+    for layer in cache.mla:
+        for slot in slots:
+            for block in cache.blocks_of(slot):  # a block at a time: a long context is never there twice
+                page = cache.mla[layer][block]
+                page.copy_(draw(page, 1.0).to(page.dtype))
+    for layer, states in cache.kda_states.items():
+        for slot in slots:
+            # a state of unit keys: a fraction of the values it was written with
+            states[slot, 0] = draw(states[slot, 0], 0.1)
+            convs = cache.kda_convs[layer][slot, 0]
+            convs.copy_(draw(convs, 1.0).to(convs.dtype))
+    cache.snapshot[where] = 0
+    for slot in slots:
+        cache.begin_prefill(slot, tokens)
+        cache.prefilled(slot, tokens)

@@ -1,0 +1,92 @@
+"""Operators for many tokens of one request: what decode's are for few, in PyTorch, with bounded scratch memory.
+
+They read and leave the host's view of nothing captured: the experts' counts and the context come back from the device.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels.collectives import Collectives
+from .auto import AutoOperators, _wide
+from .chunked_kda import delta_rule_of_many
+from .weights import KdaAttention, MlaAttention, MoeMlp
+
+SCORES = 2**25
+"""Attention scores that are there at once: the context is read in stretches, whose softmax sums are joined."""
+
+
+class PrefillOperators(AutoOperators):
+    """See :class:`~k3lab.decode.operators.Operators`; one request, and only what decode goes on from is returned.
+
+    KDA returns history and state after the last token alone, the head the logits of the last row alone.
+    """
+
+    name = "prefill"
+
+    def kda(
+        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The recurrence in pieces; history [1, 1, W-1, 3hD] and state [1, 1, h, V, K] after the last token."""
+        core = attention.core
+        q, k, v, log_decay, beta, gate, history = self._kda_parts(proj, core, conv, q_len)
+        out, after = delta_rule_of_many(state[0], q[0], k[0], v[0], log_decay[0], beta[0])
+        last = history[:, None, history.shape[1] - conv.shape[1] :]
+        return self._kda_out(out[None], gate, core), last, after[None, None]
+
+    def mla(
+        self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
+    ) -> Tensor:
+        """Absorbed attention over the request's own rows, a stretch of blocks at a time."""
+        core, wide, size = attention.core, _wide(proj), cache.shape[1]
+        latent = core.kv_a_norm.shape[0]
+        before = int(context[0])
+        position = torch.arange(before, before + q_len, device=proj.device)
+        blocks = block_table[0, : -(-(before + q_len) // size)].long()
+        query, gate = self._mla_front(proj, core, cache, blocks[position // size] * size + position % size)
+        heads = query.shape[1]
+        query = query.to(wide).transpose(0, 1).reshape(heads * q_len, -1) * self._scale
+        most = torch.full((heads * q_len, 1), float("-inf"), dtype=wide, device=proj.device)
+        total, mixed = torch.zeros_like(most), most.new_zeros(heads * q_len, latent)
+        stretch = max(1, SCORES // (heads * q_len * size))
+        for start in range(0, len(blocks), stretch):
+            keys = self._rows(cache, blocks[None, start : start + stretch], wide)[0]
+            where = start * size + torch.arange(keys.shape[0], device=proj.device)
+            # rows of the last block that nobody wrote may hold NaN
+            keys = keys.masked_fill((where > position[-1])[:, None], 0.0)
+            scores = (query @ keys.T).view(heads, q_len, -1)
+            scores = scores.masked_fill(where > position[:, None], float("-inf")).flatten(0, 1)
+            peak = torch.maximum(most, scores.amax(-1, keepdim=True))
+            # the first stretch holds token 0, which every token sees: no peak is infinite
+            weight, factor = (scores - peak).exp(), (most - peak).exp()
+            total = total * factor + weight.sum(-1, keepdim=True)
+            mixed = mixed * factor + weight @ keys[:, :latent]
+            most = peak
+        mixed = (mixed / total).view(heads, q_len, latent).transpose(0, 1).to(proj.dtype)
+        return self._mla_out(mixed, gate, core)
+
+    def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
+        """Every chosen expert is dequantised once, for all of its tokens."""
+        wide, bank, top = _wide(latent), mlp.experts, ids.shape[1]
+        order = ids.flatten().argsort(stable=True)
+        counts = torch.bincount(ids.flatten(), minlength=bank.w1.shape[0]).tolist()
+        outs = latent.new_empty(order.shape[0], latent.shape[1])
+        start = 0
+        for expert, count in enumerate(counts):
+            if not count:
+                continue
+            where = order[start : start + count]
+            start += count
+            z = latent[where // top]
+            gate = F.linear(z, self._dequantize(bank.w1[expert], bank.w1_scale[expert]))
+            up = F.linear(z, self._dequantize(bank.w3[expert], bank.w3_scale[expert]))
+            outs[where] = F.linear(self._situ(gate, up), self._dequantize(bank.w2[expert], bank.w2_scale[expert]))
+        # summed slot by slot, not as the experts come: the same bits on every run
+        routed = (outs.view(-1, top, latent.shape[1]).to(wide) * weights[..., None].to(wide)).sum(1)
+        return routed.to(latent.dtype), self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+
+    def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """GEMM of the last row, all-gather: [1, V]."""
+        return super().lm_head(h[-1:], w, comm)
