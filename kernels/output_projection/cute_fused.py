@@ -50,8 +50,8 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
-            32 * (WARPS + MIXERS), JITTER,
+            tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
+            32 * (WARPS + MIXERS), 1, JITTER,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         pause(JITTER, epoch, block * 64 + 36)

@@ -56,7 +56,15 @@ class CuteFusedEngine(Engine):
     sources = (
         *(
             HERE / f"{name}.py"
-            for name in ("cute_fused", "cute_mix", "cute_packets", "cute_parts", "cute_product", "cute_waits")
+            for name in (
+                "cute_fused",
+                "cute_mix",
+                "cute_packets",
+                "cute_parts",
+                "cute_product",
+                "cute_row",
+                "cute_waits",
+            )
         ),
         HERE.parent / "cute_streaming.py",
     )

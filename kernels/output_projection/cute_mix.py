@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import read
-from .cute_packets import GROUP_BYTES, both, offsets, publish, send
+from .cute_packets import GROUP_BYTES, both, offsets, send
 from .cute_parts import (
     EXP2,
     LOG2E,
@@ -23,13 +23,11 @@ from .cute_parts import (
     sum_sixteen,
     unary,
 )  # fmt: skip
-from .cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, ROW, TOTAL, pause, poll
+from .cute_row import KINDS, MIX_PACKET, SUM_PACKET, UNITS, hear, kinds_of_saved, tell
+from .cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause, poll
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
-UNITS = 32
 SUMS_DONE = 2
-# what units tell each other: packets of the exchange of scalars, the saved blocks' in those before these
-PACKETS, MIX_PACKET, SUM_PACKET = 8, 6, 7
 # ranks whose packets a lane polls at once: four accesses a rank fill the registers sooner
 AT_ONCE = {"bf16x7e16": 16, "b32e32": 4}
 
@@ -63,16 +61,16 @@ def saved_words(
 
 @cute.jit
 def mix_of_saved(
-    sources: list, saved: Int32, folded: list, scalars: Int64, unit: Int32, lane: Int32, epoch: Uint32, health: Int64,
+    sources: list, saved: Int32, folded: list, row_at: list, unit: Int32, lane: Int32, epoch: Uint32, health: Int64,
     block: Int32,
-    HIDDEN: cutlass.Constexpr, EPS: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    HIDDEN: cutlass.Constexpr, EPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """(mix of the saved blocks at a lane's columns, its weights' sum, the largest score), weights relative to that.
 
     Of the sources the first ``saved`` count; the others' weight is zero.
 
-    The scores need sums over the whole row: units publish theirs to each other in the GPU's own memory. ``scalars``
-    is where the row's begin. The mix's own square, too, is published here, for whoever will need it after the sum.
+    The scores need sums over the whole row: units tell theirs to each other. ``row_at`` says where the row's lie
+    (:mod:`.cute_row`). The mix's own square, too, is told here, for whoever will need it after the sum.
     """
     count = len(sources)
     if cutlass.const_expr(count == 0):
@@ -90,12 +88,11 @@ def mix_of_saved(
         mine = sum_sixteen(sums, lane)
         # lane p publishes sums 3 p to 3 p + 2
         three = [as_word(arch.shuffle_sync(mine, (lane * 6 + 2 * k) & 31)) for k in range(3)]
-        packets = -(-2 * count // 3)
-        step = UNITS * 16
+        packets = kinds_of_saved(count)
         pause(JITTER, epoch, block * 64 + 32 + unit)
         if lane < packets:
-            publish(scalars + lane * step + unit * 16, [*three, epoch], "gpu")
-        got, _ = poll([scalars + lane * 16], packets, step, "gpu", 32, epoch, health, ROW, 0, block, 0)
+            tell(row_at, lane, unit, three, epoch, 0, CLUSTER)
+        got = hear(row_at, 0, packets, lane, epoch, health, block, 0, CLUSTER)
         sums = [as_float(got[4 * (i // 3) + i % 3]) if i < 2 * count else Float32(0.0) for i in range(16)]
         mine = sum_sixteen(sums, lane)
         square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
@@ -117,7 +114,7 @@ def mix_of_saved(
             square += m * m
         (square,) = sum_lanes([square])
         if lane == 0:
-            publish(scalars + MIX_PACKET * step + unit * 16, [as_word(square), Uint32(0), Uint32(0), epoch], "gpu")
+            tell(row_at, Int32(MIX_PACKET), unit, [as_word(square), Uint32(0), Uint32(0)], epoch, 1, CLUSTER)
     return mix, total, largest
 
 
@@ -178,10 +175,11 @@ def own_columns(
 
 @cute.jit
 def finish(
-    mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, scalars: Int64,
+    mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, row_at: list,
     unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
@@ -189,7 +187,7 @@ def finish(
     once. The mean square of the mix follows from three sums over the row, of which the twin knows nothing but the
     result: ``|a m + b p|^2 = a^2 m.m + 2 a b m.p + b^2 p.p``, so there is one exchange after the last packet.
     """
-    packet, step = unit * 32 + lane, UNITS * 16
+    packet = unit * 32 + lane
     parity = Int32(epoch & Uint32(1))
     pause(JITTER, epoch, block * 64 + 33 + unit)
     if cutlass.const_expr(SHARD > 0):
@@ -213,11 +211,11 @@ def finish(
     three = sum_lanes([square, dot, cross])
     pause(JITTER, epoch, block * 64 + 34 + unit)
     if lane == 0:
-        publish(scalars + SUM_PACKET * step + unit * 16, [*(as_word(one) for one in three), epoch], "gpu")
+        tell(row_at, Int32(SUM_PACKET), unit, [as_word(one) for one in three], epoch, 1, CLUSTER)
     store_row_words(prefix_out, row, HIDDEN, packet, new)
     first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
     count = SUM_PACKET + 1 - first
-    got, _ = poll([scalars + first * step + lane * 16], count, step, "gpu", 32, epoch, health, ROW, 0, block, BACKOFF)
+    got = hear(row_at, first, count, lane, epoch, health, block, BACKOFF, CLUSTER)
     sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
     sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
     square, dot, cross, mixed = sums
@@ -234,15 +232,16 @@ def finish(
 
 @cute.jit
 def take_unit(
-    tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
+    tensors: list, shared: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT_FOR: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
-    ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``WAIT_FOR`` threads
-    meet at the barrier after which the packets are polled, none if zero.
+    ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``shared`` is of the
+    row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
+    are polled, none if zero.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
     folded, norm = weights
@@ -253,15 +252,15 @@ def take_unit(
         sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED, saved)
         if cutlass.const_expr(not RESTART):
             old = row_words(prefix, row, HIDDEN, packet, False)
-        here = scalars + Int64(row) * (PACKETS * UNITS * 16)
+        here = shared if cutlass.const_expr(CLUSTER > 1) else [scalars + Int64(row) * (KINDS * UNITS * 16)]
         mix, total, largest = mix_of_saved(
-            sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, JITTER
+            sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER
         )
         if cutlass.const_expr(WAIT_FOR > 0):
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
         finish(
             mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
-            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, JITTER,
+            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, CLUSTER, JITTER,
         )  # fmt: skip
     else:
         if cutlass.const_expr(WAIT_FOR > 0):

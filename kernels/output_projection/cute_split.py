@@ -10,6 +10,7 @@ from cutlass.memory import SmemAllocator
 
 from .cute_mix import UNITS, own_columns, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS, partial
+from .cute_row import meet
 from .cute_waits import count_launch, epoch_of, pause, release
 
 
@@ -42,7 +43,7 @@ def k3_output_projection_cute_split_consumer(
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Warp m of block b takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
 
@@ -51,13 +52,15 @@ def k3_output_projection_cute_split_consumer(
     The packets say themselves when they are there. ``WAIT`` exit: the dependency wait only keeps this launch from
     ending before the producer's, and the activations are read before it. That is right because the producer releases
     after its own wait: what came before it had ended when this began, its results in memory. The blocks of a row
-    wait for each other: all must be on the GPU together.
+    wait for each other: all must be on the GPU together. With ``CLUSTER`` blocks they are a cluster, and tell each
+    other the row's sums in shared memory.
     """
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     warp = arch.make_warp_uniform(arch.warp_idx())
     lane = t % 32
     number = block * MIXERS + warp
+    shared = meet(t, SAVED) if cutlass.const_expr(CLUSTER > 1) else []
     release(JITTER, block * 64 + 16 + warp)
     weights = weights_of(
         res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
@@ -76,8 +79,10 @@ def k3_output_projection_cute_split_consumer(
         )  # fmt: skip
         summed = totals
     tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
+    if cutlass.const_expr(CLUSTER > 1):
+        arch.cluster_wait()
     take_unit(
-        tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, JITTER,
+        tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, CLUSTER, JITTER,
     )  # fmt: skip
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):
@@ -116,10 +121,10 @@ def launch_consumer(
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    FORM: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    FORM: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, WAIT: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: ``MIXERS`` units a block."""
     k3_output_projection_cute_split_consumer(
         prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, totals, totals_targets, scalars, epochs, health, rows, saved, ROWS, HIDDEN,
-        TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, FORM, WAIT, JITTER,
-    ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], stream=stream)  # fmt: skip
+        TP, SHARD, SAVED, RESTART, EPS, MIXERS, BACKOFF, FORM, CLUSTER, WAIT, JITTER,
+    ).launch(grid=[ROWS * UNITS // MIXERS, 1, 1], block=[32 * MIXERS, 1, 1], cluster=[CLUSTER, 1, 1], stream=stream)  # fmt: skip

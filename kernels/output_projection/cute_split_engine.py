@@ -15,6 +15,7 @@ from .common import (
     GEMM_PARAMS,
     MIXER_LEAST_REGISTERS,
     PACKET,
+    SCALAR_PACKETS,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
+# the row's sums and two barriers
+ROW_SUM_BYTES = 16 * UNITS * SCALAR_PACKETS + 16
 INVARIANT = {"run_bytes": 64, "warps_k": 8}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 PRODUCER = ("x", "w_o", "mailbox_targets", "epochs", "health")
@@ -50,6 +53,11 @@ CONSUMER = (
 def consumer_blocks(rows: int, config: Config) -> int:
     """Blocks of the consumer."""
     return rows * UNITS // int(config["mixers"])
+
+
+def cluster(config: Config) -> int:
+    """Blocks of the consumer that are a row and a cluster; 1 where they need not be one."""
+    return UNITS // int(config["mixers"]) if config["row_sums"] == "cluster" else 1
 
 
 def shared(rows: int, config: Config) -> int:
@@ -66,7 +74,15 @@ class CuteSplitEngine(Engine):
     sources = (
         *(
             HERE / f"{name}.py"
-            for name in ("cute_split", "cute_mix", "cute_packets", "cute_parts", "cute_product", "cute_waits")
+            for name in (
+                "cute_split",
+                "cute_mix",
+                "cute_packets",
+                "cute_parts",
+                "cute_product",
+                "cute_row",
+                "cute_waits",
+            )
         ),
         HERE.parent / "cute_streaming.py",
     )
@@ -94,6 +110,11 @@ class CuteSplitEngine(Engine):
                     "whether each rank sums all columns, or their owners do and send the sums",
                 ),
                 Param("mixers", (1, 2, 3, 4, 6, 8, 12, 16), "warps of a block of the consumer, a 32nd of a row each"),
+                Param(
+                    "row_sums",
+                    ("packets", "cluster"),
+                    "how the warps of a row tell each other its sums: in memory, or as a cluster in shared memory",
+                ),
                 Param("consumer_wait", ("start", "exit"), "when the consumer waits for the producer's end"),
                 PACKET,
                 BACKOFF,
@@ -130,6 +151,10 @@ class CuteSplitEngine(Engine):
                     f"so many warps leave a mixer less than {MIXER_LEAST_REGISTERS} registers",
                 ),
                 Constraint(
+                    lambda c: c["row_sums"] == "packets" or (UNITS % int(c["mixers"]) == 0 and cluster(c) in (2, 4, 8)),
+                    "{mixers} warps a block do not make a row of 32 a cluster of 2, 4 or 8 blocks",
+                ),
+                Constraint(
                     lambda c: c["consumer_wait"] == "start" or c["release"] != "entry",
                     "a consumer that reads before its wait needs a producer that releases after its own",
                 ),
@@ -143,7 +168,7 @@ class CuteSplitEngine(Engine):
         problem = projection(problem)
         warps = 8 if problem.width % 256 == 0 else 6
         base: Config = {
-            "run_bytes": 64, "warps_k": warps, "depth": 1, "exchange": "one_shot", "mixers": 16, "consumer_wait": "start", "packet": "bf16x7e16", "backoff": 0,
+            "run_bytes": 64, "warps_k": warps, "depth": 1, "exchange": "one_shot", "mixers": 16, "row_sums": "packets", "consumer_wait": "start", "packet": "bf16x7e16", "backoff": 0,
             "release": "loads", "k_order": "free",
         }  # fmt: skip
         steps = problem.width // (32 * warps)
@@ -182,12 +207,13 @@ class CuteSplitEngine(Engine):
             launch_consumer,
             (
                 *(fakes[name] for name in CONSUMER), Int32(1), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
-                eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, str(config["consumer_wait"]), jitter,
+                eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, cluster(config), str(config["consumer_wait"]), jitter,
             ),
             arch,
             grid=(finishing, 1, 1),
             block=(32 * mixers, 1, 1),
-            shared_bytes=0,
+            shared_bytes=ROW_SUM_BYTES if cluster(config) > 1 else 0,
+            cluster=(cluster(config), 1, 1),
             args=(*(args[name] for name in CONSUMER), Arg("int32", "rows"), Arg("int32", "blocks")),
             pdl=True,
         )  # fmt: skip

@@ -83,6 +83,14 @@ def test_illegal_split_configs_are_explained(change, why):
     assert why in space.illegal({**space.default, **change})
 
 
+@pytest.mark.parametrize("mixers", [1, 2, 12])
+def test_a_row_is_a_cluster_of_two_to_eight_blocks(mixers):
+    space = SPLIT.space(problem(3, 16), CARDS["sm_90a"])
+    assert space.illegal({**space.default, "row_sums": "cluster", "mixers": 4}) is None
+    why = space.illegal({**space.default, "row_sums": "cluster", "mixers": mixers})
+    assert f"{mixers} warps a block do not make a row of 32 a cluster" in why
+
+
 def test_invariant_configs_share_what_a_partials_sum_depends_on():
     orders = set()
     for rows in (1, 8, 16):
@@ -202,6 +210,27 @@ def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
         assert wait_fault(code, SMALL_WEIGHTS, ahead=12) is None
     else:  # all is stored before, but the counter that the next launch reads
         assert [code[place].mnemonic for place in stores if place > wait] == ["STG.E.STRONG.GPU"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize(("tp", "rows", "mixers"), [(8, 64, 16), (16, 8, 4)])
+def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixers):
+    """Stores to all blocks that count their bytes there, no fence and nothing of it in memory."""
+    one = problem(rows, tp)
+    chosen = config(one, SPLIT, row_sums="cluster", mixers=mixers)
+    assert SPLIT.space(one, CARDS[arch]).illegal(chosen) is None
+    _, consumer = SPLIT.compile(one, chosen, arch).launches
+    found, code, blocks = kernel_resources(consumer), order(consumer.cubin), 32 // mixers
+    assert (consumer.cluster, consumer.blocks) == ((blocks, 1, 1), rows * blocks)
+    assert consumer.shared_bytes == 8 * 32 * 16 + 2 * 8
+    assert found.spill_instructions == 0 and found.stack_bytes == 0
+    tells, hears, waits = places(code, r"STAS\.128"), places(code, r"LDS.*"), places(code, r"SYNCS.*TRYWAIT")
+    assert len(tells) == 3 * blocks and len(waits) == 2
+    # peers have begun before anyone writes to them; the saved blocks' sums; their mix's and the prefix's
+    (begun,), (met,) = places(code, r"UCGABAR_ARV.*"), places(code, r"UCGABAR_WAIT.*")
+    assert begun < met < tells[0] < tells[blocks - 1] < waits[0] < hears[0]
+    assert hears[5] < tells[blocks] < tells[-1] < waits[1] < hears[6]
+    assert not places(code, r"(STG|LDG)\.E\.128\.STRONG\.GPU|MEMBAR.*")
 
 
 @pytest.mark.parametrize("engine", [FUSED, SPLIT])

@@ -129,6 +129,23 @@ def test_a_polling_kernel_alone_with_its_inputs_ready(device, form, engine, rows
         check_health(case.runner.buffers)
 
 
+@pytest.mark.parametrize(("tp", "rows", "mixers", "change"), [
+    (8, 64, 16, {}), (16, 8, 4, {"consumer_wait": "exit"}), (16, 17, 8, {"exchange": "two_shot"}), (16, 1, 16, {"packet": "b32e32"}),
+])  # fmt: skip
+def test_rows_of_a_cluster_give_the_same_bits(device, tp, rows, mixers, change):
+    one = problem(rows, tp)
+    packets, cluster = (
+        Case(device, one, config(one, SPLIT, mixers=mixers, row_sums=way, **change), engine=SPLIT)
+        for way in ("packets", "cluster")
+    )
+    run_often(cluster)
+    packets.run()
+    assert same(packets.bits(), cluster.bits())
+    live = (rows + 1) // 2
+    cluster.run(live, tensors=cluster.with_dead_rows(live))
+    cluster.judge(live)
+
+
 @pytest.mark.parametrize("slot", [0, 1, 7, 15])
 def test_each_slot_counts(device, slot):
     """A sum over all slots hides small ones; here one alone has the partial."""
@@ -192,7 +209,7 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
     ("engine", "rows", "change"),
     [
         (FUSED, 8, {}), (FUSED, 8, {"packet": "b32e32"}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"}),
-        (SPLIT, 17, {"exchange": "two_shot"}), (SPLIT, 17, {"exchange": "two_shot", "packet": "b32e32", "consumer_wait": "exit"}),
+        (SPLIT, 8, {"row_sums": "cluster", "mixers": 4}), (SPLIT, 17, {"exchange": "two_shot"}), (SPLIT, 17, {"exchange": "two_shot", "packet": "b32e32", "consumer_wait": "exit"}),
     ],
 )  # fmt: skip
 def test_a_thousand_seeds_of_delays_change_no_bit(device, engine, rows, change):
@@ -214,7 +231,13 @@ def test_a_thousand_seeds_of_delays_change_no_bit(device, engine, rows, change):
 @pytest.mark.parametrize("dead", [0, 5, 15])
 @pytest.mark.parametrize(
     ("engine", "rows", "change"),
-    [(FUSED, 8, {}), (FUSED, 1, {}), (SPLIT, 33, {}), (SPLIT, 33, {"exchange": "two_shot"})],
+    [
+        (FUSED, 8, {}),
+        (FUSED, 1, {}),
+        (SPLIT, 33, {}),
+        (SPLIT, 33, {"exchange": "two_shot"}),
+        (SPLIT, 8, {"row_sums": "cluster", "mixers": 8}),
+    ],
 )
 def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, engine, rows, change):
     one = problem(rows, 16)
