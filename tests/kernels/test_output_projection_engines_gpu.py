@@ -163,6 +163,24 @@ def test_fewer_saved_blocks(device, blocks):
     case.judge()
 
 
+@pytest.mark.parametrize("engine", [FUSED, SPLIT])
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_a_launch_may_have_fewer_saved_blocks_than_was_compiled_for(device, engine, blocks):
+    big, small = (
+        Case(device, one, config(one, engine), engine=engine) for one in (problem(3, 8), problem(3, 8, blocks=blocks))
+    )
+    inputs = {name: big.tensors[name].clone() for name in big.inputs}
+    inputs["blocks"][blocks:] = float("nan")  # nobody reads what is not saved yet
+    small.run(tensors={**inputs, "blocks": inputs["blocks"][:blocks].contiguous()})
+    big.poison()
+    big.runner.bind({**big.tensors, **inputs}, fewer={"blocks": blocks})()
+    torch.cuda.synchronize()
+    assert same(big.bits(), small.bits())
+    for wrong in ({"blocks": 0}, {"blocks": 9}, {"width": 8}, {"rows": 1}):
+        with pytest.raises(ValueError, match="the kernels take"):
+            big.runner.bind(big.tensors, fewer=wrong)
+
+
 def test_row_counts_change_from_launch_to_launch(device):
     one = problem(8, 16)
     case = Case(device, one, config(one), engine=FUSED)
