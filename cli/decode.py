@@ -121,6 +121,9 @@ def run_command(
     tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size (default 1, demo 16)."),
     rows: int = typer.Option(2, "--rows", help="Requests in the batch, 1 to 64."),
     tokens: int = typer.Option(8, "--tokens", help="Tokens a request."),
+    prompt: int = typer.Option(1, "--prompt", help="Random tokens a request begins with; all but one are prefilled."),
+    chunk: int = typer.Option(512, "--chunk", help="Tokens of a prefill chunk."),
+    fill: int = typer.Option(0, "--fill-context", help="Tokens of a made-up context before the prompt: for timing."),
     backend: str | None = typer.Option(None, "--backend", help="auto or latency_specialized (default with --bundle)."),
     bundle: BundlePath = None,
     accept: Accept = None,
@@ -156,6 +159,9 @@ def run_command(
         trace=trace,
         model=model,
         checkpoint=checkpoint,
+        prompt=prompt,
+        chunk=chunk,
+        fill=fill,
     )
     loaded = _bundle(bundle, accept)
     shown = console(stderr=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,11 +14,14 @@ from ..kernels.collectives import Collectives, StandIn
 from .caches import DecodeCache
 from .operators import Operators
 from .ranges import profiler_range
+from .saved import restore, save
 from .step import forward, no_range, step
 from .weights import RankWeights
 
 Progress = Callable[[int, int], None]
 """Called with (steps done, steps)."""
+Prepare = Callable[[Sequence[int]], None]
+"""Brings requests that were just admitted to the context that decoding starts from."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ def decode_eager(
     operators: Operators,
     comm: Collectives,
     progress: Progress | None = None,
+    prepare: Prepare | None = None,
 ) -> Decoded:
-    """``tokens`` plain steps from the ids ``first`` [requests]; the requests are admitted and released here."""
+    """``tokens`` plain steps from the ids ``first`` [requests]; the requests are admitted, prepared and released here."""
     slots = [cache.add() for _ in range(first.shape[0])]
+    if prepare:
+        prepare(slots)
     ids, produced, times = first, [], []
     for index in range(tokens):
         start = time.perf_counter_ns()
@@ -81,11 +87,20 @@ class GraphDecoder:
     WARM_UP = 3
 
     def __init__(
-        self, weights: RankWeights, cache: DecodeCache, requests: int, operators: Operators, comm: Collectives
+        self,
+        weights: RankWeights,
+        cache: DecodeCache,
+        requests: int,
+        operators: Operators,
+        comm: Collectives,
+        prepare: Prepare | None = None,
     ) -> None:
-        """Admit the requests, warm up, capture. The cache serves nothing else while this object lives."""
+        """Admit and prepare the requests, warm up, capture. The cache serves nothing else while this object lives."""
         self.weights, self.cache, self.operators, self.comm = weights, cache, operators, comm
         self.slots = [cache.add() for _ in range(requests)]
+        if prepare:
+            prepare(self.slots)
+        self._prepared = [save(cache, slot, rows=False) for slot in self.slots]
         device = weights.device
         self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
         self._where = torch.tensor(self.slots, device=device)
@@ -111,9 +126,9 @@ class GraphDecoder:
         self.cache.advance(self._where, self._ones)
 
     def _restart(self) -> None:
-        """Empty the requests: no token was accepted yet."""
-        for slot in self.slots:
-            self.cache.forget(slot)
+        """The requests as they were prepared: no token was accepted yet."""
+        for slot, saved in zip(self.slots, self._prepared, strict=True):
+            restore(self.cache, slot, saved)
 
     def decode(self, first: Tensor, tokens: int) -> Decoded:
         """``tokens`` replays from the ids ``first`` [requests], with device times by CUDA events."""

@@ -49,9 +49,30 @@ def memory_needed(card: ModelCard, tp: int, *, on_gpu: bool, whole: bool = True)
     return int(1.05 * rank_bytes(card, tp)) + scratch
 
 
-def check_memory(card: ModelCard, tp: int, device: Device | None, *, whole: bool = True) -> None:
-    """Raise InputError unless a run of the model fits on the GPU, or on this machine without one; ``whole`` as above."""
+def cache_bytes(card: ModelCard, tp: int, requests: int, context: int) -> int:
+    """Bytes of one rank's BF16 caches for plain steps, as :class:`~k3lab.decode.caches.DecodeCache` makes them."""
+    heads, dim = card.kda_num_heads // tp, card.kda_head_dim
+    state = 4 * heads * dim * dim + 2 * (card.kda_conv_size - 1) * 3 * heads * dim
+    rows = 2 * context * (card.kv_lora_rank + card.qk_rope_head_dim)
+    kda = card.layer_kinds.count("kda")
+    return requests * (kda * state + (card.num_hidden_layers - kda) * rows)
+
+
+def check_memory(
+    card: ModelCard, tp: int, device: Device | None, *, whole: bool = True, requests: int = 0, context: int = 0
+) -> None:
+    """Raise InputError unless a run of the model fits on the GPU, or on this machine without one.
+
+    Args:
+        card: the model.
+        tp: tensor-parallel size.
+        device: the GPU; None without one.
+        whole: as above.
+        requests: whose caches are made.
+        context: tokens of each.
+    """
     need, free = memory_needed(card, tp, on_gpu=device is not None, whole=whole), free_memory(device)
+    need += cache_bytes(card, tp, requests, context) * (1 if device else tp)
     if need > free:
         where = device.name if device else "this machine"
         raise InputError(

@@ -126,3 +126,42 @@ def fill_context(cache: DecodeCache, slots: Sequence[int], tokens: int, *, seed:
     for slot in slots:
         cache.begin_prefill(slot, tokens)
         cache.prefilled(slot, tokens)
+
+
+def preparation(
+    weights: RankWeights,
+    cache: DecodeCache,
+    prompts: Tensor,
+    comm: Collectives,
+    *,
+    fill: int = 0,
+    chunk: int = CHUNK,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Callable[[Sequence[int]], None]:
+    """What brings empty requests to a context: made-up rows, then all but the last token of their prompts.
+
+    Args:
+        weights: This rank's.
+        cache: This rank's.
+        prompts: [requests, tokens].
+        comm: The tensor-parallel group.
+        fill: Tokens of the made-up context; 0: none.
+        chunk: Of the prefill.
+        seed: Of what is made up.
+        progress: Called with (tokens done, tokens), of all requests.
+    """
+    before = prompts[:, :-1]
+
+    def prepare(slots: Sequence[int]) -> None:
+        if fill:
+            fill_context(cache, slots, fill, seed=seed)
+        if not before.shape[1]:
+            return
+        operators = PrefillOperators(weights.card, dtype=weights.dtype, device=weights.device)
+        for request, (slot, ids) in enumerate(zip(slots, before, strict=True)):
+            done = request * before.shape[1]
+            told = (lambda now, _of, done=done: progress(done + now, before.numel())) if progress else None
+            prefill(weights, cache, slot, ids, operators, comm, chunk=chunk, progress=told)
+
+    return prepare

@@ -23,6 +23,10 @@ class RunReport:
     """How the ranks ran, in words."""
     rows: int
     tokens_per_request: int
+    prompt_tokens: int
+    """Random tokens a request began with."""
+    filled_context: int
+    """Tokens of a made-up context before them."""
     backend: str
     device: str
     dtype: str
@@ -53,7 +57,8 @@ class RunReport:
         """The report as data; times in integer nanoseconds."""
         return {
             "head": list(self.head), "model": self.model, "tp": self.tp, "ranks": self.ranks, "rows": self.rows,
-            "tokens_per_request": self.tokens_per_request, "backend": self.backend, "device": self.device,
+            "tokens_per_request": self.tokens_per_request, "prompt_tokens": self.prompt_tokens,
+            "filled_context": self.filled_context, "backend": self.backend, "device": self.device,
             "dtype": self.dtype, "operators": self.operators, "weight_bytes": self.weight_bytes,
             "peak_memory_bytes": self.peak_memory_bytes,
             "tokens": self.tokens, "step_ns": self.step_ns, "step_ns_median": median(self.step_ns),

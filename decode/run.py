@@ -25,8 +25,10 @@ from .unused import unused_entries
 if TYPE_CHECKING:
     import torch
 
+    from ..kernels.collectives import Collectives
     from .auto import AutoOperators
-    from .greedy import Decoded
+    from .caches import DecodeCache
+    from .greedy import Decoded, Prepare
     from .weights import RankWeights
 
 Progress = Callable[[str, int, int], None]
@@ -86,6 +88,10 @@ def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None
         lines.append(
             f"one rank of {options.tp} alone: collectives are stand-ins, tokens and step times are not those of the group"
         )
+    if options.fill:
+        lines.append(
+            f"a context of {options.fill} tokens is made up (--fill-context): caches hold random numbers, the tokens mean nothing"
+        )
     if options.checkpoint is None:
         lines.append(f"random weights (seed {options.seed}): the tokens mean nothing")
     return tuple(lines)
@@ -120,7 +126,9 @@ def run(
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
     wanted = _wanted(card, options, bundle, device)
     choices = _usable(wanted, options, device)
-    check_memory(card, options.tp, device, whole=options.checkpoint is None)
+    check_memory(
+        card, options.tp, device, whole=options.checkpoint is None, requests=options.rows, context=options.context
+    )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
     decoded = (
@@ -133,6 +141,8 @@ def run(
         ranks=decoded.ranks,
         rows=options.rows,
         tokens_per_request=options.tokens,
+        prompt_tokens=options.prompt,
+        filled_context=options.fill,
         backend=options.backend,
         device=device.name if device else "cpu",
         dtype="bfloat16",
@@ -161,11 +171,12 @@ class _Outcome:
     weight_bytes: int
 
 
-def _first_ids(options: RunOptions, vocabulary: int, device: str) -> torch.Tensor:
+def _prompts(options: RunOptions, vocabulary: int, device: str) -> torch.Tensor:
+    """Random ids [rows, prompt]."""
     import torch
 
     generator = torch.Generator().manual_seed(options.seed)
-    return torch.randint(0, vocabulary, (options.rows,), generator=generator).to(device)
+    return torch.randint(0, vocabulary, (options.rows, options.prompt), generator=generator).to(device)
 
 
 def _loaded(card: ModelCard, options: RunOptions, rank: int, device: str, say: Progress) -> RankWeights:
@@ -177,10 +188,25 @@ def _loaded(card: ModelCard, options: RunOptions, rank: int, device: str, say: P
     return load_rank(options.checkpoint, tp=options.tp, rank=rank, device=device, card=card, progress=told)
 
 
+def _silent(_what: str, _done: int, _of: int) -> None:
+    """Another rank tells."""
+
+
+def _preparation(
+    options: RunOptions, weights: RankWeights, cache: DecodeCache, prompts: torch.Tensor, comm: Collectives, say: Progress
+) -> Prepare:  # fmt: skip
+    from .prefill import preparation
+
+    return preparation(
+        weights, cache, prompts, comm, fill=options.fill, chunk=options.chunk, seed=options.seed,
+        progress=lambda done, of: say("prefilled token", done, of),
+    )  # fmt: skip
+
+
 def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
     import torch
 
-    from ..kernels.collectives import Collectives, SingleRank, run_virtual_ranks
+    from ..kernels.collectives import SingleRank, run_virtual_ranks
     from .caches import DecodeCache
     from .greedy import decode_eager
     from .operators import ReferenceOperators
@@ -190,19 +216,24 @@ def _run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> _Outcome:
 
     dtype = torch.bfloat16
     whole = None if options.checkpoint else random_tensors(card, seed=options.seed, dtype=dtype)
-    first = _first_ids(options, card.vocab_size, "cpu")
+    prompts = _prompts(options, card.vocab_size, "cpu")
 
     def rank(comm: Collectives) -> tuple[Decoded, int]:
         if whole is None:
             own = _loaded(card, options, comm.rank, "cpu", say)
         else:
             own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
-        cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.tokens, dtype=dtype)
-        steps = (lambda done, of: say("step", done, of)) if comm.rank == 0 else None
-        return decode_eager(own, cache, first, options.tokens, ReferenceOperators(card), comm, steps), own.bytes
+        cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.context, dtype=dtype)
+        tell = say if comm.rank == 0 else _silent
+        prepare = _preparation(options, own, cache, prompts, comm, tell)
+        decoded = decode_eager(
+            own, cache, prompts[:, -1], options.tokens, ReferenceOperators(card), comm,
+            lambda done, of: tell("step", done, of), prepare,
+        )  # fmt: skip
+        return decoded, own.bytes
 
     # generous, but bounded: a 16-rank step of the small model takes a few seconds on one core
-    timeout = 120 + 30.0 * options.tokens
+    timeout = 120 + 30.0 * (options.tokens + options.rows * options.prompt)
     results = [rank(SingleRank())] if options.tp == 1 else run_virtual_ranks(options.tp, rank, timeout_s=timeout)
     decoded, weight_bytes = results[0]
     different = [index for index, (other, _) in enumerate(results) if other.tokens != decoded.tokens]
@@ -234,7 +265,7 @@ def _run_gpu(
 ) -> _Outcome:
     import torch
 
-    from ..kernels.collectives import Collectives, SingleRank, StandIn
+    from ..kernels.collectives import SingleRank, StandIn
     from .caches import DecodeCache
     from .greedy import GraphDecoder, decode_eager
     from .random_weights import random_rank_weights
@@ -250,13 +281,14 @@ def _run_gpu(
         )  # fmt: skip
     operators = _gpu_operators(card, options, choices, weights)
     cache = DecodeCache(
-        card, tp=options.tp, max_requests=options.rows, max_context=options.tokens, dtype=dtype, device=where
+        card, tp=options.tp, max_requests=options.rows, max_context=options.context, dtype=dtype, device=where
     )
-    first = _first_ids(options, weights.embed.shape[0], where)
+    prompts = _prompts(options, weights.embed.shape[0], where)
+    first, prepare = prompts[:, -1], _preparation(options, weights, cache, prompts, comm, say)
     eager = decode_eager(
-        weights, cache, first, options.tokens, operators, comm, lambda done, of: say("eager step", done, of)
+        weights, cache, first, options.tokens, operators, comm, lambda done, of: say("eager step", done, of), prepare
     )
-    decoder = GraphDecoder(weights, cache, options.rows, operators, comm)
+    decoder = GraphDecoder(weights, cache, options.rows, operators, comm, prepare)
     graph = decoder.decode(first, options.tokens)
     say("graph step", options.tokens, options.tokens)
     if recorder is not None:

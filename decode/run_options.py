@@ -29,6 +29,17 @@ class RunOptions:
     """What ``--model`` was, for the commands a fallback names."""
     checkpoint: Path | None = None
     """A folder in the published form; None: random weights."""
+    prompt: int = 1
+    """Random tokens a request begins with: all but the last are prefilled, the last is the first step's."""
+    fill: int = 0
+    """Tokens of a made-up context before the prompt."""
+    chunk: int = 512
+    """Tokens of a prefill chunk."""
+
+    @property
+    def context(self) -> int:
+        """Tokens a request's cache must hold."""
+        return self.fill + self.prompt - 1 + self.tokens
 
     @property
     def again(self) -> tuple[str, ...]:
@@ -41,6 +52,10 @@ class RunOptions:
         }
         if self.checkpoint:
             told["--checkpoint"] = self.checkpoint
+        if self.prompt > 1:
+            told |= {"--prompt": self.prompt, "--chunk": self.chunk}
+        if self.fill:
+            told["--fill-context"] = self.fill
         return tuple(word for name, value in told.items() for word in (name, str(value)))
 
     def check(self, card: ModelCard) -> None:
@@ -54,3 +69,11 @@ class RunOptions:
         longest = min(MAX_TOKENS, card.max_position_embeddings)
         if not 1 <= self.tokens <= longest:
             raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
+        if self.prompt < 1 or self.fill < 0 or self.chunk < 1:
+            raise InputError(
+                f"prompt {self.prompt}, fill-context {self.fill}, chunk {self.chunk}: a prompt and a chunk have 1 token or more"
+            )
+        if self.context > card.max_position_embeddings:
+            raise InputError(
+                f"a context of {self.context} tokens is asked for; {card.name} has at most {card.max_position_embeddings}"
+            )

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from k3lab.decode import prefill_operators
+from k3lab.cli.main import run as command
+from k3lab.decode import memory, prefill_operators
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.chunked_kda import delta_rule_of_many
+from k3lab.decode.memory import cache_bytes
 from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.packing import pack
 from k3lab.decode.prefill import fill_context, prefill
 from k3lab.decode.prefill_operators import PrefillOperators
-from k3lab.decode.random_weights import random_tensors
+from k3lab.decode.random_weights import random_tensors, random_weights
+from k3lab.decode.run import RunOptions, run
 from k3lab.decode.saved import restore, save
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.step import step
 from k3lab.decode.weights import RankWeights
-from k3lab.kernels import SMALL_K3, InputError
+from k3lab.kernels import SMALL_K3, InputError, ModelCard
 from k3lab.kernels.collectives import Collectives, SingleRank, run_virtual_ranks
 from k3lab.kernels.kda.twin import delta_rule
 
@@ -299,3 +303,64 @@ def test_a_filled_context_is_random_of_real_size_and_is_decoded_from(
         fill_context(cache, slots[1:], 5)
     with pytest.raises(InputError, match="a context of 0 tokens"):
         fill_context(cache, [cache.add()], 0)
+
+
+# -- runs --------------------------------------------------------------------------------------------
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+
+
+def test_a_run_prefills_its_prompt(no_gpu: None, tiny: ModelCard) -> None:
+    told: list[tuple[str, int, int]] = []
+    options = RunOptions(rows=2, tokens=3, prompt=9, chunk=4, tp=2, seed=3)
+    report = run(tiny, options, progress=lambda *at: told.append(at))
+    assert [at for at in told if at[0] == "prefilled token"] == [
+        ("prefilled token", done, 16) for done in (4, 8, 12, 16)
+    ]
+    assert report.tokens == run(tiny, replace(options, chunk=8)).tokens
+    # all but the last token of each prompt are prefilled, the last ones are the first step's
+    alone = run(tiny, replace(options, tp=1))
+    weights = random_weights(tiny, seed=3, dtype=torch.bfloat16)
+    prompts = torch.randint(0, 512, (2, 9), generator=torch.Generator().manual_seed(3))
+    cache = cache_for(weights)
+    slots = [cache.add(), cache.add()]
+    for slot, ids in zip(slots, prompts.tolist(), strict=True):
+        prefilled(weights, cache, slot, ids[:-1], chunk=4)
+    logits = step(weights, cache, prompts[:, -1:], slots, ReferenceOperators(tiny), SingleRank())
+    assert [tokens[0] for tokens in alone.tokens] == logits[:, 0].argmax(-1).tolist()
+    assert (report.prompt_tokens, report.filled_context) == (9, 0)
+    assert not any("made up" in line for line in report.head)
+    assert "--prompt 9 --chunk 4" in " ".join(options.again)
+
+
+def test_a_made_up_context_is_told(no_gpu: None, tiny: ModelCard, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run(tiny, RunOptions(tokens=2, fill=50))
+    line = "a context of 50 tokens is made up (--fill-context): caches hold random numbers, the tokens mean nothing"
+    assert line in report.head
+    assert report.tokens != run(tiny, RunOptions(tokens=2)).tokens
+    assert report.to_json()["filled_context"] == 50
+    assert command(["decode", "run", "--tokens", "2", "--rows", "1", "--fill-context", "50", "--prompt", "3"]) == 0
+    assert f"note: {line}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"prompt": 0}, "prompt 0, fill-context 0, chunk 512: a prompt and a chunk have 1 token or more"),
+    ({"fill": -1}, "fill-context -1"),
+    ({"prompt": 2, "chunk": 0}, "chunk 0"),
+    ({"fill": 4090}, "a context of 4098 tokens is asked for; tiny-k3 has at most 4096"),
+])  # fmt: skip
+def test_contexts_that_cannot_be(options: dict[str, int], words: str, tiny: ModelCard) -> None:
+    with pytest.raises(InputError, match=words):
+        run(tiny, RunOptions(**options))  # type: ignore[arg-type]
+
+
+def test_long_contexts_count_as_memory(no_gpu: None, tiny: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = DecodeCache(tiny, tp=2, max_requests=3, max_context=160, dtype=torch.bfloat16)
+    held = [*cache.mla.values(), *cache.kda_states.values(), *cache.kda_convs.values()]
+    assert cache_bytes(tiny, 2, 3, 160) == sum(one.numel() * one.element_size() for one in held)
+    need = memory.memory_needed(tiny, 1, on_gpu=False)
+    monkeypatch.setattr(memory, "free_memory", lambda _device: need + cache_bytes(tiny, 1, 2, 100))
+    run(tiny, RunOptions(rows=2, tokens=1, fill=99))
+    with pytest.raises(InputError, match="tiny-k3 at TP 1 needs"):
+        run(tiny, RunOptions(rows=2, tokens=2, fill=99))
