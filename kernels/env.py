@@ -23,6 +23,11 @@ def no_gpu() -> bool:
     return os.environ.get("K3LAB_NO_GPU", "") not in ("", "0")
 
 
+def multicast_off() -> bool:
+    """``TORCH_SYMM_MEM_DISABLE_MULTICAST=1``, PyTorch's own: NVLink multicast must not be touched on this host."""
+    return os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "") not in ("", "0")
+
+
 def commit() -> str | None:
     """``K3LAB_COMMIT``: the commit to record where k3lab runs from something other than its checkout."""
     return os.environ.get("K3LAB_COMMIT") or None

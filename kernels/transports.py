@@ -277,9 +277,12 @@ class Multicast(Symmetric):
 
 
 def multicast_refusal(device: str = "cuda") -> str | None:
-    """Why multicast cannot be used on the GPU, or None."""
+    """Why multicast cannot be used on the GPU, or None. Where it is switched off nothing is asked of the driver."""
     from .device import discover
+    from .env import multicast_off
 
+    if multicast_off():
+        return "multicast is switched off here by TORCH_SYMM_MEM_DISABLE_MULTICAST; use symmetric"
     if discover() is None:
         return "it needs an NVIDIA GPU, and none is visible here"
     import torch

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import symmetric_ranks as ranks
 import torch
+from k3lab.kernels import InputError
 from k3lab.kernels.collectives import run_virtual_ranks
 from k3lab.kernels.output_projection.twin import output_projection
+from k3lab.kernels.transports import Multicast, multicast_refusal
 from k3lab.tuning.compare import compare
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("device")]
@@ -58,6 +60,16 @@ def test_all_ranks_have_the_twins_sum_in_the_same_bits(size: int, form: str, tmp
     found = run(size, "steps", tmp_path, form)
     judge(found, size)
     print(f"{form}, {size} ranks: {max(one['exchange_ms'] for one in found.values()):.1f} ms an exchange, time-sliced")
+
+
+def test_multicast_is_refused_where_it_is_off() -> None:
+    """Nothing of it is ever run: a mailbox is not even asked for."""
+    reason = multicast_refusal()
+    if reason is None:
+        pytest.skip("multicast is offered here")
+    with pytest.raises(InputError) as refused:
+        Multicast()
+    assert str(refused.value) == f"transport multicast: {reason}"
 
 
 def test_a_late_rank_delays(tmp_path: Path) -> None:

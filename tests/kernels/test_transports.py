@@ -164,6 +164,12 @@ def test_symmetric_refuses_without_a_group_or_a_gpu(monkeypatch) -> None:
 
 def test_multicast_refuses_with_the_reason(monkeypatch) -> None:
     monkeypatch.setenv("K3LAB_NO_GPU", "1")
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    with pytest.raises(InputError, match="transport multicast: multicast is switched off here by TORCH_SYMM_MEM_DIS"):
+        Multicast()
+    for value in ("0", ""):
+        monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", value)
+        assert "needs an NVIDIA GPU" in (module.multicast_refusal() or "")
     with pytest.raises(InputError, match="transport multicast: it needs an NVIDIA GPU"):
         Multicast()
     monkeypatch.setattr(module, "multicast_refusal", lambda device: "the driver offers no multicast (NVLS) on GPU 0")
