@@ -13,6 +13,7 @@ from k3lab.kernels.experts.cute_engine import INPUTS, buffers
 from k3lab.kernels.experts.layout import LOADED, SHARED
 from k3lab.kernels.experts.plan import Plan
 
+from .experts_case import LARGE, exact_inputs, exact_outputs
 from .experts_on_threads import Machine, Memory
 
 FAMILY = family("experts")
@@ -102,3 +103,17 @@ def each_weight_once(memory, problem, made, ids):
         assert (count == items[:, None]).all(), name
     for name in SHARED:
         assert (memory.reads[name][:-1] == (1 if made.wide else 0)).all(), name
+
+
+@pytest.mark.parametrize("name", ["three rows", "eleven rows of one expert"])
+def test_sums_that_are_exact_have_the_twins_bits(name):
+    change, sizes, live = CASES[name]
+    problem, made = case(change, sizes)
+    problem = dataclasses.replace(problem, beta=LARGE, linear_beta=LARGE)
+    inputs = exact_inputs(problem, 7)
+    memory = memory_of(problem, made, inputs)
+    machine = Machine(made, memory, live)
+    machine.run([*INPUTS, *(buffer.name for buffer in buffers(made))], problem.beta, problem.linear_beta)
+    for key, wanted in exact_outputs(problem, inputs).items():
+        assert torch.equal(output(memory, problem, key), wanted.float()), key
+        assert wanted.float().abs().max() > 16
