@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from .decode_view import render_checkpoint, render_plan, render_run
+from .decode_view import render_checkpoint, render_plan, render_run, render_scope
 from .output import Json, console, emit
 
 if TYPE_CHECKING:
@@ -108,6 +108,45 @@ def checkpoint_command(
     emit(data, as_json, render_checkpoint)
     if data["faults_found"]:
         raise typer.Exit(1)
+
+
+@app.command("scope")
+def scope_command(
+    workload: Path = typer.Option(
+        help='JSON lines, a step each: {"count": 900, "requests": 4, "drafts": 7, "prefill": 0}; drafts may be a list.'
+    ),
+    tp: int = typer.Option(16, "--tp", help="Tensor-parallel size."),
+    model: str = typer.Option("k3", "--model", help="k3, small, demo, or the path of a config.json."),
+    bundle: BundlePath = None,
+    accept: Accept = None,
+    gpu: Gpu = "GB300",
+    sms: int | None = typer.Option(None, "--sms", min=1, help="SMs a rank may use (default: all of the GPU)."),
+    ssm_dtype: str = typer.Option("float32", "--ssm-dtype", help="Of the KDA states."),
+    kv_dtype: str = typer.Option("bfloat16", "--kv-dtype", help="Of the MLA cache."),
+    graph_rows: int = typer.Option(
+        64, "--graph-rows", min=0, help="Most rows of a captured graph; 0: none is captured."
+    ),
+    domain: int | None = typer.Option(None, "--nvlink-ranks", min=1, help="Ranks of one NVLink domain (default: all)."),
+    as_json: Json = False,
+) -> None:
+    """Say which share of the steps of a workload latency_specialized would serve, and why not the others."""
+    from ..decode.scope import RankSituation, entry_rows, group_scope
+    from ..decode.workload import judge_workload
+    from ..kernels.gpu_cards import gpu_card
+
+    card, chip, loaded = _card(model, tp), gpu_card(gpu), _bundle(bundle, accept)
+    card.check_tp(tp)
+    rows = entry_rows(card, loaded, tp=tp, gpu=chip.name)
+    ranks = [
+        RankSituation(
+            tp=tp, gpu=chip.name, sms=sms or chip.sms, tuned_sms=chip.sms, domain=str(rank // (domain or tp)),
+            ssm_dtype=ssm_dtype, kv_dtype=kv_dtype, graph_rows=graph_rows, entry_rows=rows, bundle=str(bundle or ""),
+        )
+        for rank in range(tp)
+    ]  # fmt: skip
+    tally = judge_workload(workload, group_scope(ranks))
+    data = {"model": card.name, "tp": tp, "gpu": chip.name, "entry_rows": rows, "workload": str(workload)}
+    emit({**data, **tally.to_json()}, as_json, render_scope)
 
 
 @app.command("run")

@@ -151,6 +151,16 @@ def render_checkpoint(console: Console, data: Data) -> None:
         _say(console, f"  TP {tp}: {size / 1e9:.3f} GB a rank")
 
 
+def render_scope(console: Console, data: Data) -> None:
+    """The share that is served, then every reason with its count and cure."""
+    steps = counted(data["steps"], "step")
+    served = f"latency_specialized serves {data['served']} of {steps} ({data['share']:.1%})"
+    _say(console, f"{data['workload']}, {data['model']} TP{data['tp']} on {data['gpu']}: {served}, auto the others")
+    for one in data["fallbacks"]:
+        _say(console, f"  {counted(one['count'], 'step')} ({one['share']:.1%}): {one['reason']}")
+        _say(console, f"    {one['cure']}")
+
+
 def render_run(console: Console, data: Data) -> None:
     """Head lines, tokens, times, fallbacks."""
     for line in data["head"]:

@@ -250,7 +250,10 @@ class DecodeCache:
             if not 1 <= count <= self._pending[slot]:
                 raise InputError(f"request {slot}: {count} accepted tokens, its step had {self._pending[slot]}")
         device = self.context.device
-        self.advance(torch.tensor(slots, device=device), torch.tensor(counts, dtype=torch.int32, device=device))
+        self.advance(
+            torch.tensor(slots, dtype=torch.int64, device=device),
+            torch.tensor(counts, dtype=torch.int32, device=device),
+        )
         self.note_accepted(slots, counts)
 
     def note_accepted(self, slots: Sequence[int], counts: Sequence[int]) -> None:
