@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from .cute_mix import UNITS, take_unit, weights_of
+from .cute_mix import UNITS, ranks_at_once, take_unit, weights_of
 from .cute_product import ROW_WORDS, partial
 from .cute_waits import count_launch, epoch_of, pause
 
@@ -50,8 +50,8 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, BACKOFF,
-            32 * (WARPS + MIXERS), 1, JITTER,
+            tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
+            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         pause(JITTER, epoch, block * 64 + 36)

@@ -28,8 +28,16 @@ from .cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause, poll
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
 SUMS_DONE = 2
-# ranks whose packets a lane polls at once: four accesses a rank fill the registers sooner
-AT_ONCE = {"bf16x7e16": 16, "b32e32": 4}
+
+
+@cute.jit
+def ranks_at_once(FORM: cutlass.Constexpr, WARPS: cutlass.Constexpr):
+    """Ranks whose packets a lane polls in one round: of two values a packet they are 16 registers a rank, and a block
+    of many warps leaves a thread few.
+    """
+    if cutlass.const_expr(FORM == "b32e32"):
+        return 16 if WARPS <= 8 else 8 if WARPS <= 12 else 4
+    return 16
 
 
 @cute.jit
@@ -121,7 +129,7 @@ def mix_of_saved(
 @cute.jit
 def ranks_sum(
     mailbox: Int64, packet: Int32, COUNT: cutlass.Constexpr, SLOT_PACKETS: cutlass.Constexpr, FORM: cutlass.Constexpr,
-    epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
+    AT_ONCE: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
 ):  # fmt: skip
     """(FP32 sum of a lane's packets of ``COUNT`` ranks, in rank order; what was missing after the limit).
 
@@ -130,9 +138,9 @@ def ranks_sum(
     stride = SLOT_PACKETS // 8 * GROUP_BYTES[FORM]
     values: list = []
     missing = Uint32(0)
-    for first in cutlass.range_constexpr(0, COUNT, AT_ONCE[FORM]):
+    for first in cutlass.range_constexpr(0, COUNT, AT_ONCE):
         at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
-        count = min(AT_ONCE[FORM], COUNT - first)
+        count = min(AT_ONCE, COUNT - first)
         words, more = poll(at, count, stride, "sys", 16, epoch, health, PHASE, slot + first, block, BACKOFF)
         missing |= more
         for i in cutlass.range_constexpr(count):
@@ -148,7 +156,7 @@ def ranks_sum(
 def own_columns(
     mailbox: Int64, targets: Int64, number: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
     ROWS: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, FORM: cutlass.Constexpr,
-    BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Two-shot: sum the partials of this rank's columns, 32 packets a warp, and send the sums to all ranks.
 
@@ -160,7 +168,7 @@ def own_columns(
         (claim,) = read(LOAD_WORD, health, 1, [])
         pause(JITTER, epoch, block * 64 + 37 + number)
         values, missing = ranks_sum(
-            mailbox, packet, TP, 2 * ROWS * SHARD, FORM, epoch, health, PARTIAL, Int32(0), block, BACKOFF
+            mailbox, packet, TP, 2 * ROWS * SHARD, FORM, AT_ONCE, epoch, health, PARTIAL, Int32(0), block, BACKOFF
         )
         total = packed(values)
         if cutlass.const_expr(FORM == "b32e32"):
@@ -178,8 +186,8 @@ def finish(
     mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, row_at: list,
     unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
@@ -193,11 +201,22 @@ def finish(
     if cutlass.const_expr(SHARD > 0):
         owner = packet // SHARD
         place = ((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD
-        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, epoch, health, TOTAL, owner, block, BACKOFF)
+        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, 1, epoch, health, TOTAL, owner, block, BACKOFF)
     else:
         place = (parity * ROWS + row) * (HIDDEN // 7) + packet
         values, _ = ranks_sum(
-            mailbox, place, TP, 2 * ROWS * (HIDDEN // 7), FORM, epoch, health, PARTIAL, Int32(0), block, BACKOFF
+            mailbox,
+            place,
+            TP,
+            2 * ROWS * (HIDDEN // 7),
+            FORM,
+            AT_ONCE,
+            epoch,
+            health,
+            PARTIAL,
+            Int32(0),
+            block,
+            BACKOFF,
         )
     new = packed(values)
     if cutlass.const_expr(not RESTART):
@@ -234,7 +253,7 @@ def finish(
 def take_unit(
     tensors: list, shared: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
-    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
@@ -260,7 +279,7 @@ def take_unit(
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
         finish(
             mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
-            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, CLUSTER, JITTER,
+            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER,
         )  # fmt: skip
     else:
         if cutlass.const_expr(WAIT_FOR > 0):

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from .cute_mix import UNITS, own_columns, take_unit, weights_of
+from .cute_mix import UNITS, own_columns, ranks_at_once, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS, partial
 from .cute_row import meet
 from .cute_waits import count_launch, epoch_of, pause, release
@@ -75,14 +75,15 @@ def k3_output_projection_cute_split_consumer(
         # the first warps of every block, so that all SMs take part
         own_columns(
             mailbox.iterator.toint(), totals_targets.iterator.toint(), warp * (ROWS * UNITS // MIXERS) + block, lane, epoch,
-            health.iterator.toint(), block, ROWS, TP, SHARD, FORM, BACKOFF, JITTER,
+            health.iterator.toint(), block, ROWS, TP, SHARD, FORM, ranks_at_once(FORM, MIXERS), BACKOFF, JITTER,
         )  # fmt: skip
         summed = totals
     tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
     if cutlass.const_expr(CLUSTER > 1):
         arch.cluster_wait()
     take_unit(
-        tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, BACKOFF, 0, CLUSTER, JITTER,
+        tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM,
+        ranks_at_once(FORM, MIXERS), BACKOFF, 0, CLUSTER, JITTER,
     )  # fmt: skip
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):

@@ -166,8 +166,8 @@ def test_machine_code(arch, tp, rows, kind, change):
         code, r"LDG\.E\.STRONG\.SYS|LDG\.E\.64\.STRONG\.GPU"
     )
     assert not places(code, r"MEMBAR.*|CCTL.*|ERRBAR.*")
-    # each wait looks at the clock and can claim the record: saved blocks, partials (four ranks at once), the row's sums
-    exchanges = 1 + (tp // 4 if chosen["packet"] == "b32e32" else 1) + 1
+    # each wait looks at the clock and can claim the record
+    exchanges = 1 + 1 + 1  # saved blocks, partials, the row's sums
     assert len(places(code, r"ATOMG\.E\.CAS\.STRONG\.GPU")) == exchanges
     assert bool(places(code, "NANOSLEEP")) == (chosen["backoff"] > 0)
     steps = len(weights) // n_tiles
@@ -231,6 +231,18 @@ def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixe
     assert begun < met < tells[0] < tells[blocks - 1] < waits[0] < hears[0]
     assert hears[5] < tells[blocks] < tells[-1] < waits[1] < hears[6]
     assert not places(code, r"(STG|LDG)\.E\.128\.STRONG\.GPU|MEMBAR.*")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize(("engine", "rows", "change"), [
+    (FUSED, 16, {"depth": 2}), (SPLIT, 3, {"mixers": 12}), (SPLIT, 8, {"mixers": 4}), (SPLIT, 3, {"mixers": 8, "row_sums": "cluster"}),
+])  # fmt: skip
+def test_packets_of_two_values_leave_registers_at_any_number_of_warps(arch, engine, rows, change):
+    one = problem(rows, 16)
+    chosen = config(one, engine, packet="b32e32", **change)
+    assert engine.space(one, CARDS[arch]).illegal(chosen) is None
+    found = kernel_resources(engine.compile(one, chosen, arch).launches[-1])
+    assert found.spill_instructions == 0 and found.stack_bytes == 0
 
 
 @pytest.mark.parametrize("engine", [FUSED, SPLIT])
