@@ -23,9 +23,9 @@ PARTS = (
     HERE.parent / "output_projection" / "cute_waits.py",
 )
 """Files that the kernels of all engines use."""
-INVARIANT = {"split_k": 8, "chunks": 1, "warps_k": 7}
+INVARIANT = {"split_k": 8, "chunks": 1, "warps_k": 4}
 """What the order of a logit's sum depends on, pinned for batch-invariant results."""
-RESERVED_REGISTERS = 24
+RESERVED_REGISTERS = 20
 """The allocator's slack, beside operands, sums and addresses."""
 ROLES = 2
 """Clusters of a step beside those of the front: one chooses, one copies."""
@@ -57,10 +57,11 @@ def choice_of(problem: Router, config: Config) -> Choice:
 
 
 def registers(front: Front) -> int:
-    """A thread's: operands in flight, sums, and the rest."""
+    """A thread's: operands in flight, sums, addresses, the words it sends, and the rest."""
     loads = front.n_tiles + front.m_tiles * front.halves
     operands = min(front.depth, front.steps) * loads
-    return 4 * (operands + front.n_tiles * front.m_tiles) + 2 * loads + RESERVED_REGISTERS
+    sent = 6 * front.turns
+    return 4 * (operands + front.n_tiles * front.m_tiles) + 2 * loads + sent + RESERVED_REGISTERS
 
 
 def choice_registers(choice: Choice) -> int:

@@ -25,8 +25,10 @@ OFF = 0.02
 """Largest relative difference of a measurement's distinct experts from its profile's."""
 CANDIDATES = 24
 """Tables drawn for a step; the one nearest to the profile is taken."""
-SHARPER = (1.0, 1.05, 1.1, 1.2)
+SHARPER = (1.0, 1.02, 1.05, 1.1, 1.15, 1.2)
 """Exponents of the shares that candidates are drawn with in turn."""
+ATTEMPTS = 8
+"""At the levels of the rows of one table that come too near to a tie."""
 LEAST_GAP = 4e-6
 """Between biased scores next to each other among the chosen and the first that is not: many times what FP32 sums of logits
 differ by from engine to engine."""
@@ -124,11 +126,18 @@ def peer_logits(
         levels = torch.rand((rows, top_k), generator=generator).argsort(-1) * STEP + CHOSEN
         # this rank's experts are chosen as its own logits have it, so the others make up for that
         tilted = share ** SHARPER[number % len(SHARPER)]
-        table.scatter_(1, draw(tilted / tilted.sum(), rows, top_k, turn), levels.float())
-        table[:, slot * width : (slot + 1) * width] = own
-        top = (torch.sigmoid(table.double()) + bias.double()).topk(min(top_k + 1, ranks * width), dim=-1)
+        chosen = draw(tilted / tilted.sum(), rows, top_k, turn)
+        near = torch.ones(rows, dtype=torch.bool)
+        for _ in range(ATTEMPTS):
+            levels = torch.rand((rows, top_k), generator=generator).argsort(-1) * STEP + CHOSEN
+            table[near] = table[near].scatter(1, chosen[near], levels.float()[near])
+            table[:, slot * width : (slot + 1) * width] = own
+            top = (torch.sigmoid(table.double()) + bias.double()).topk(min(top_k + 1, ranks * width), dim=-1)
+            near = (top.values[:, :-1] - top.values[:, 1:]).min(-1).values < LEAST_GAP
+            if not bool(near.any()):
+                break
         away = abs(len(top.indices[:, :top_k].unique()) - wanted)
-        if float((top.values[:, :-1] - top.values[:, 1:]).min()) >= LEAST_GAP and away < distance:
+        if not bool(near.any()) and away < distance:
             best, distance = table, away
         if distance <= OFF / 8 * wanted:
             break

@@ -104,6 +104,9 @@ class Machine:
     shared_bytes: int
     seed: int = 0
     time: int = 1
+    """What the global timer shows, in nanoseconds."""
+    tick: int = 0
+    """Nanoseconds a step."""
     limit: int = 400_000
     """Steps, after which a kernel that does not end is an error."""
     waited: np.ndarray = field(init=False)
@@ -132,12 +135,17 @@ class Machine:
         dice = random.Random(self.seed)
         for turn in range(self.limit):
             ready = self.alive & ~self.stopped
+            self.time += self.tick
             if not ready.any():
-                assert not self.alive.any(), f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
+                assert not self.alive.any(), (
+                    f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
+                )
                 return
             place = int(self.pc[ready].min() if turn % 16 else dice.choice(np.unique(self.pc[ready]).tolist()))
             self.execute(place, np.flatnonzero(ready & (self.pc == place)))
-        raise AssertionError(f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}")
+        raise AssertionError(
+            f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}"
+        )
 
     def text(self, place: int) -> str:
         """An instruction, for messages."""
@@ -357,14 +365,29 @@ class Machine:
             self.before_wait.append(".".join(step.name))
 
     def do_atom(self, step: Step, who: np.ndarray) -> None:
-        assert step.name[1] == "shared", "only shared memory has atomics here"
-        at, value = self.address(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
         before = np.zeros(len(who), dtype=np.uint32)
+        if "global" in step.name:
+            assert "cas" in step.name
+            self.note(step, who)
+            wanted, value = (self.get(arg, who, "u32") for arg in step.args[2:4])
+            for place, one in enumerate(self.address(step.args[1], who, "u64")):
+                cell = self.memory[one : one + 4].view(np.uint32)
+                before[place] = cell[0]
+                cell[0] = value[place] if cell[0] == wanted[place] else cell[0]
+            self.put(step.args[0], who, before)
+            return
+        at, value = self.address(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
         for place, thread in enumerate(who):
             cell = self.shared[self.local[thread], at[place] : at[place] + 4].view(np.uint32)
             before[place] = cell[0]
             cell[0] = cell[0] + value[place] if step.name[3] == "add" else cell[0] | value[place]
         self.put(step.args[0], who, before)
+
+    def do_red(self, step: Step, who: np.ndarray) -> None:
+        assert "or" in step.name
+        self.note(step, who)
+        for one, value in zip(self.address(step.args[0], who, "u64"), self.get(step.args[1], who, "u32"), strict=True):
+            self.memory[one : one + 4].view(np.uint32)[0] |= value
 
     def do_mapa(self, step: Step, who: np.ndarray) -> None:
         at, peer = self.get(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
@@ -440,7 +463,11 @@ class Machine:
         by = self.get(step.args[2], who, "u32").astype(DTYPES[kind])
         bits = np.dtype(DTYPES[kind]).itemsize * 8
         value = self.get(step.args[1], who, kind)
-        self.put(step.args[0], who, np.where(by < bits, value << np.minimum(by, bits - 1).astype(value.dtype), 0).astype(value.dtype))
+        self.put(
+            step.args[0],
+            who,
+            np.where(by < bits, value << np.minimum(by, bits - 1).astype(value.dtype), 0).astype(value.dtype),
+        )
 
     def do_shr(self, step: Step, who: np.ndarray) -> None:
         kind = step.name[-1]
@@ -467,7 +494,11 @@ class Machine:
             bits *= 2
         elif step.name[1] == "hi":
             wide = [one >> bits for one in wide]
-        self.put(step.args[0], who, np.array([one & ((1 << bits) - 1) for one in wide], dtype=np.uint64).astype(CARRIERS[bits // 8]))
+        self.put(
+            step.args[0],
+            who,
+            np.array([one & ((1 << bits) - 1) for one in wide], dtype=np.uint64).astype(CARRIERS[bits // 8]),
+        )
 
     def do_mad(self, step: Step, who: np.ndarray) -> None:
         assert step.name[1] == "lo"

@@ -130,9 +130,11 @@ class Run:
 
 def run(
     one: Router, monkeypatch: Any, live: int | None = None, inputs: dict[str, torch.Tensor] | None = None, epoch: int = 5,
-    seed: int = 1, **changes: Any,
+    seed: int = 1, dead: int | None = None, claimed: bool = False, **changes: Any,
 ) -> Run:  # fmt: skip
-    """One launch over loopback, cluster after cluster where they do not wait for each other."""
+    """One launch over loopback, cluster after cluster where they do not wait for each other; ``dead``: a rank whose packets
+    go elsewhere, with a limit of 10 ms; ``claimed``: an earlier launch gave up.
+    """
     compiled, text = compiled_ptx(one, config(one, **changes), monkeypatch)
     (launch,) = compiled.launches
     live, inputs = live or one.rows, inputs or whole_numbers(one, seed)
@@ -152,11 +154,16 @@ def run(
             at[buffer.name] = memory.add(buffer.name, np.full(buffer.shape, start, dtype=np.int32))
     if "mailbox" in at:
         slots = [at["mailbox"] + rank * board(one).slot_bytes for rank in range(one.tp)]
+        memory.data[at["health"]] = int(claimed)
+        if dead is not None:
+            slots[dead] = memory.add("elsewhere", np.zeros(board(one).slot_bytes, dtype=np.uint8))
+            memory.data[at["health"] + 40 : at["health"] + 44].view(np.int32)[0] = 10_000_000
         table = np.array(target_rows(slots, loopback_factors(one.tp)), dtype=np.int64)
         at["mailbox_targets"] = memory.add("mailbox_targets", table)
     values = [live if arg.kind == "int32" else at[arg.name] for arg in launch.args]
     cluster, blocks = launch.cluster[0], launch.grid[0]
     machine = Machine(text, memory.data, values, launch.threads, cluster, launch.shared_bytes, seed=seed)
+    machine.tick = 0 if dead is None else 200
     together = blocks if launch.needs_residency else cluster
     for first in range(0, blocks, together):
         machine.run(first, together)

@@ -111,6 +111,22 @@ def test_the_whole_step_of_a_rank_of_sixteen(monkeypatch):
     done.check_choice(done.get("logits"))
 
 
+def test_a_rank_that_never_publishes_is_named_and_the_step_ends(monkeypatch):
+    from k3lab.kernels.health import Phase, read
+
+    change = {"tile": 8, "split_k": 1, "chunks": 8, "depth": 1, "warps_n": 1, "warps_k": 7}
+    done = run(small(1), monkeypatch, dead=3, **change)
+    report = read(done.get("health").tolist())
+    assert report is not None
+    assert (report.phase, report.slot, report.late) == (Phase.PARTIAL, 3, (3,))
+    assert report.epoch == done.epoch and report.limit_s == 0.01
+
+
+def test_nothing_is_published_once_a_wait_has_given_up(monkeypatch):
+    done = run(small(2, "front"), monkeypatch, claimed=True, chunks=1, depth=1, warps_k=7, split_k=8, tile=16)
+    assert not bool(done.get("mailbox").any())
+
+
 def test_the_sigmoid_is_one_and_close():
     logits = torch.cat([torch.linspace(-87, 40, 100_001), torch.randn(50_000) * 4])
     found, wanted = sigmoid(logits), torch.sigmoid(logits.double())
