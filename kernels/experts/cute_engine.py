@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import health
 from ..contract import Arg, Buffer, Compiled, Engine, Problem, Work
 from ..errors import InputError
+from ..mxfp4 import ROUNDINGS
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from .family import Experts
@@ -43,6 +44,7 @@ def plan_of(problem: Experts, config: Config) -> Plan:
         warps=int(config["warps"]), depth=int(config["depth"]), x_depth=int(config["x_depth"]), tasks=int(config["tasks"]),
         blocks=int(config["sms"]) * int(config["per_sm"]), hidden=problem.hidden,
         wide=problem.shared_intermediate if problem.has_shared else 0,
+        latent_rounding=ROUNDINGS[problem.activations][0] or "", hidden_rounding=ROUNDINGS[problem.activations][1] or "",
     )  # fmt: skip
 
 
@@ -63,6 +65,8 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
         Buffer("outputs", (plan.pairs * plan.row_packets, 4), "int32", persistent=True),
         Buffer("wide", (max(1, plan.rows * plan.shared_first), 4), "bfloat16"),
         Buffer("done", (max(1, plan.eights * plan.shared_first),), "int32", persistent=True),
+        Buffer("coarse", (plan.rows, plan.latent) if plan.latent_rounding else (1, 8), "bfloat16"),
+        Buffer("ready", (plan.rows * plan.spans,), "int32", persistent=True),
         Buffer("epochs", (plan.blocks,), "int32", persistent=True),
         health.BUFFER,
     )
@@ -107,12 +111,10 @@ class CuteEngine(Engine):
     sources = (HERE / "cute_experts.py",)
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
-        """Weight-only, whole blocks, a table that fits its words."""
+        """Whole blocks, a table that fits its words."""
         problem = experts(problem)
         if arch not in self.archs:
             return f"architecture {arch} is not among {', '.join(self.archs)}"
-        if problem.activations != "bf16":
-            return f"activations {problem.activations}: the kernel multiplies BF16 ones"
         for name, width, unit in (
             ("latent", problem.latent, 512), ("hidden", problem.hidden, 512),
             ("intermediate", problem.intermediate, 32), ("shared_intermediate", problem.shared_intermediate, 32),

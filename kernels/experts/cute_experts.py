@@ -10,8 +10,10 @@ from cutlass.memory import SmemAllocator
 
 from ..cute_streaming import LOAD_X, read
 from .cute_group import group, pair_of
+from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
+    all_done,
     as_float,
     count_launch,
     epoch_of,
@@ -25,7 +27,7 @@ from .cute_parts import (
     step,
 )
 from .cute_ring import fill, refill, weights_of
-from .cute_shared import shared_done, shared_first, shared_hidden, shared_second
+from .cute_shared import shared_first, shared_hidden, shared_second
 from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
 from .plan import TOKENS
 
@@ -64,11 +66,13 @@ def routed_hidden(
                 for w in cutlass.range_constexpr(1, PLAN.warps):
                     value += parts[PLAN.part_at(parity, w, tile, row, token)]
                 both.append(value * UNSCALE)
-            one = situ(both[0], both[1], BETA, LINEAR) * ACTIVATION
-            values = four(one, lane)
+            values = four(situ(both[0], both[1], BETA, LINEAR), lane)
             if lane % 4 == 0 and token < count:
                 at = PLAN.hidden_at(place + token, 0, 0, 0) + (unit - item * PLAN.tiles) * 4 + row // 4
-                publish(hidden + Int64(at) * 16, values, epoch)
+                if cutlass.const_expr(PLAN.hidden_rounding == ""):
+                    publish(hidden + Int64(at) * 16, [value * ACTIVATION for value in values], epoch)
+                else:
+                    publish_wide(hidden + Int64(at) * 16, values, epoch)
 
 
 @cute.jit
@@ -84,7 +88,7 @@ def weighted_sum(
     for k0 in cutlass.range_constexpr(0, PLAN.top_k, 8):
         slots = range(k0, min(k0 + 8, PLAN.top_k))
         wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
-        got = packets(wanted, epoch, health, block)
+        got = packets(wanted, 2, epoch, health, block)
         for k in cutlass.range_constexpr(len(wanted)):
             weight = arch.shuffle_sync(factor, k0 + k)
             for i in cutlass.range_constexpr(4):
@@ -98,7 +102,7 @@ def weighted_sum(
 def k3_experts_cute_stream(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
     """out[rows, latent], this rank's partial of the routed experts, and shared_out[rows, hidden]; ``rows <= PLAN.rows``.
@@ -121,8 +125,8 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(RELEASE == "entry"):
         arch.griddepcontrol_launch_dependents()
     bases = [one.iterator.toint() for one in (w13, w13_scale, w2, w2_scale, gate_up, down)]
-    counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at, done_at = [
-        one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide, done)
+    counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at, done_at, ready_at = [
+        one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide, done, ready)
     ]
     unit, turn = Int32(block), Int32(0)
     early = Int32(PLAN.depth) if unit < PLAN.shared_first else Int32(0)
@@ -130,6 +134,9 @@ def k3_experts_cute_stream(
     ring = fill(at, PLAN, False)
     arch.griddepcontrol_wait()
     epoch = epoch_of(counter, block)
+    if cutlass.const_expr(PLAN.latent_rounding != ""):
+        number = block * PLAN.warps + warp
+        quantize_rows(latent_at, coarse.iterator.toint(), ready_at, rows, number, lane, epoch, PLAN)
     items = group(ids.iterator.toint(), rows, table, t, PLAN)
     first = Int32(PLAN.shared_first) + items * PLAN.tiles
     ends = [Int32(PLAN.shared_first), first, first + PLAN.shared_second]
@@ -147,6 +154,9 @@ def k3_experts_cute_stream(
             shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)
             unit, turn, at = unit + PLAN.blocks, turn + 1, following
 
+    if cutlass.const_expr(PLAN.latent_rounding != ""):
+        all_done(ready_at, rows * PLAN.spans, t, epoch, record, block, PLAN)
+        latent_at = coarse.iterator.toint()
     near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
     left = Int32(PLAN.x_depth) if unit < ends[1] else Int32(0)
     held = []
@@ -179,7 +189,7 @@ def k3_experts_cute_stream(
 
     if cutlass.const_expr(PLAN.wide > 0):
         if unit < ends[2]:
-            shared_done(done_at, t, epoch, record, block, PLAN)
+            all_done(done_at, PLAN.eights * PLAN.shared_first, t, epoch, record, block, PLAN)
         while unit < ends[2]:
             following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
             ring = shared_second(
@@ -200,7 +210,11 @@ def k3_experts_cute_stream(
                 wanted = [
                     hidden_at + Int64(PLAN.hidden_at(pair, g + b // 2, quad, b % 2)) * 16 for b in range(2 * PLAN.batch)
                 ]
-                values = packets(wanted, epoch, record, block)
+                if cutlass.const_expr(PLAN.hidden_rounding == ""):
+                    values = packets(wanted, 2, epoch, record, block)
+                else:
+                    sent = packets(wanted, 3, epoch, record, block)
+                    values = hidden_words(sent, ACTIVATION, PLAN.hidden_rounding == "ceil")
             if cutlass.const_expr(g == 0):
                 acc = [Float32(0.0)] * 8
             h = g % PLAN.batch * 4
@@ -236,13 +250,13 @@ k3_experts_cute_stream.set_name_prefix("k3_experts_cute_stream", remove_cutlass_
 def launch(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: registers for ``PER_SM`` blocks an SM; the carveout only spares the compiler asking a driver."""
     k3_experts_cute_stream(
-        latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, done, epochs,
+        latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, done, coarse, ready, epochs,
         health, rows, PLAN, BETA, LINEAR, RELEASE,
     ).launch(
         grid=[PLAN.blocks, 1, 1], block=[PLAN.threads, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=PER_SM,

@@ -21,6 +21,8 @@ STORE_PACKET = (
     "{ .reg .b128 v; .reg .b64 a, b; mov.b64 a, {{$r1}, {$r2}}; mov.b64 b, {{$r3}, {$r4}}; mov.b128 v, {a, b}; "
     "st.relaxed.gpu.global.b128 [{$r0}], v; }"
 )
+STORE_FLAG = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
+FENCE = "fence.acq_rel.gpu;"
 LOAD_WORD = "ld.relaxed.gpu.global.u32 $0, [$1];"
 LOAD_SCALE = "ld.global.L1::no_allocate.L2::cache_hint.u32 $0, [$1], $2;"
 LOAD_W_IF = (
@@ -188,13 +190,13 @@ def look(epoch: Uint32, health: Int64, started: Int64, block: Int32):
 
 
 @cute.jit
-def packets(addresses: list, epoch: Uint32, health: Int64, block: Int32):
-    """The two data words of each packet, once all carry the epoch, or after the limit. A round loads all of them at once."""
-    got, missing = poll_round(addresses, epoch)
+def packets(addresses: list, DATA: cutlass.Constexpr, epoch: Uint32, health: Int64, block: Int32):
+    """The first ``DATA`` words of each packet, once all others carry the epoch, or after the limit. A round loads all at once."""
+    got, missing = poll_round(addresses, DATA, epoch)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
     while waits:
-        got, missing = poll_round(addresses, epoch)
+        got, missing = poll_round(addresses, DATA, epoch)
         waits = missing != Uint32(0)
         rounds += 1
         if waits and rounds % POLLS_A_LOOK == 0:
@@ -203,14 +205,32 @@ def packets(addresses: list, epoch: Uint32, health: Int64, block: Int32):
 
 
 @cute.jit
-def poll_round(addresses: list, epoch: Uint32):
-    """(two data words of each packet, zero if all carry the epoch)."""
+def poll_round(addresses: list, DATA: cutlass.Constexpr, epoch: Uint32):
+    """(data words of each packet, zero if all carry the epoch)."""
     words = []
     for i in cutlass.range_constexpr(len(addresses)):
         words += read(LOAD_PACKET, addresses[i], 4, [])
     missing, data = Uint32(0), []
     for i in cutlass.range_constexpr(len(addresses)):
-        # both epochs are used, or the load would be narrowed to less than a packet
-        missing |= (words[4 * i + 2] ^ epoch) | (words[4 * i + 3] ^ epoch)
-        data += [words[4 * i], words[4 * i + 1]]
+        # every word is used, or the load would be narrowed to less than a packet
+        for word in cutlass.range_constexpr(DATA, 4):
+            missing |= words[4 * i + word] ^ epoch
+        data += words[4 * i : 4 * i + DATA]
     return data, missing
+
+
+@cute.jit
+def all_done(flags: Int64, count: Int32, t: Int32, epoch: Uint32, health: Int64, block: Int32, PLAN: cutlass.Constexpr):
+    """Wait until ``count`` flags carry the epoch, or until the limit, and see what was stored before. Ends with a barrier."""
+    for i in cutlass.range(t, count, PLAN.threads, unroll=1):
+        (found,) = read(LOAD_WORD, flags + Int64(i) * 4, 1, [])
+        rounds, started = Int32(0), Int64(0)
+        waits = found != epoch
+        while waits:
+            (found,) = read(LOAD_WORD, flags + Int64(i) * 4, 1, [])
+            waits = found != epoch
+            rounds += 1
+            if waits and rounds % POLLS_A_LOOK == 0:
+                started, waits = look(epoch, health, started, block)
+    arch.inline_ptx(FENCE)
+    arch.sync_threads()

@@ -7,12 +7,10 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import LOAD_X, multiply, read
-from .cute_parts import LOAD_WORD, POLLS_A_LOOK, four, look, rounded, situ
+from .cute_parts import FENCE, STORE_FLAG, four, rounded, situ
 from .cute_ring import refill
 
 STORE_WORD, STORE_PAIR = "st.global.u32 [{$r0}], {$r1};", "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
-STORE_FLAG = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
-FENCE = "fence.acq_rel.gpu;"
 
 
 @cute.jit
@@ -104,23 +102,6 @@ def shared_hidden(
             if lane == 0:
                 arch.inline_ptx(FENCE)
                 arch.inline_ptx(STORE_FLAG, read_only_args=[done + Int64(eight * PLAN.shared_first + unit) * 4, epoch])
-
-
-@cute.jit
-def shared_done(done: Int64, t: Int32, epoch: Uint32, health: Int64, block: Int32, PLAN: cutlass.Constexpr):
-    """Wait until all units of the first product have stored their hidden values, or until the limit. Ends with a barrier."""
-    for i in cutlass.range(t, PLAN.eights * PLAN.shared_first, PLAN.threads, unroll=1):
-        (found,) = read(LOAD_WORD, done + Int64(i) * 4, 1, [])
-        rounds, started = Int32(0), Int64(0)
-        waits = found != epoch
-        while waits:
-            (found,) = read(LOAD_WORD, done + Int64(i) * 4, 1, [])
-            waits = found != epoch
-            rounds += 1
-            if waits and rounds % POLLS_A_LOOK == 0:
-                started, waits = look(epoch, health, started, block)
-    arch.inline_ptx(FENCE)
-    arch.sync_threads()
 
 
 @cute.jit

@@ -48,6 +48,10 @@ class Plan:
     """Of the shared expert's input."""
     wide: int
     """Intermediate width of the shared expert on this rank; 0 leaves it out."""
+    latent_rounding: str = ""
+    """How MXFP8 scales of the latent are rounded, ``floor`` or ``ceil``; empty leaves it in BF16."""
+    hidden_rounding: str = ""
+    """The same of the hidden values."""
 
     @property
     def threads(self) -> int:
@@ -92,7 +96,7 @@ class Plan:
     @property
     def batch(self) -> int:
         """Scale groups whose hidden values a warp holds at once."""
-        most = 6 if self.groups2 <= 6 else 4
+        most = 6 if self.groups2 <= 6 else 3
         return max(size for size in range(1, most + 1) if self.groups2 % size == 0)
 
     @property
@@ -144,6 +148,11 @@ class Plan:
         """Steps of activations in flight in a product of the shared expert of so many: 16 registers of them, or one step."""
         most = max(1, 4 // (self.halves * self.row_tiles))
         return max(size for size in range(1, most + 1) if steps % size == 0)
+
+    @property
+    def spans(self) -> int:
+        """Warps that quantise one row of the latent, 256 columns each."""
+        return self.latent // 256
 
     @property
     def row_packets(self) -> int:
@@ -253,6 +262,10 @@ class Plan:
             return f"{self.groups1} scale groups of the latent do not divide over {self.warps} warps"
         if self.steps1 % self.depth or self.steps1 % self.x_depth:
             return f"{self.depth} or {self.x_depth} steps in flight do not divide the {self.steps1} of a warp"
+        if self.latent_rounding and (self.latent % 256 or self.rows * self.spans > self.blocks * self.warps):
+            return (
+                f"{self.blocks} blocks of {self.warps} warps do not quantise {self.rows} rows of {self.latent} at once"
+            )
         if self.latent % 128:
             return f"latent {self.latent} is not a multiple of 128, the columns that a warp sums at once"
         if self.wide and (self.hidden % (GROUP * self.warps) or self.shared_steps1 % self.depth):

@@ -22,7 +22,7 @@ from k3lab.kernels.experts import layout, plan
 HERE = Path(kernels.__file__).parent
 SOURCES = [
     HERE / "cute_streaming.py",
-    *(HERE / "experts" / f"cute_{name}.py" for name in ("parts", "ring", "group", "shared", "experts")),
+    *(HERE / "experts" / f"cute_{name}.py" for name in ("parts", "mxfp8", "ring", "group", "shared", "experts")),
 ]
 SPACE = 1 << 40
 """Bytes between the tensors of the one address space."""
@@ -57,6 +57,14 @@ class Word(int):
 
 def to_float(word: int) -> float:
     return struct.unpack("<f", struct.pack("<I", int(word)))[0]
+
+
+def to_word(value: float) -> Word:
+    return Word(struct.unpack("<I", struct.pack("<f", value))[0])
+
+
+def e4m3(value: float) -> float:
+    return float(torch.tensor(value, dtype=torch.float32).clamp(-448, 448).to(torch.float8_e4m3fn).float())
 
 
 def pair(word: int) -> tuple[float, float]:
@@ -176,7 +184,7 @@ def functions(names: dict[str, Any]) -> dict[str, Any]:
         body = []
         for node in tree.body:
             if isinstance(node, ast.FunctionDef):
-                if node.name in ("read", "read_if", "as_float", "launch"):
+                if node.name in ("read", "read_if", "as_float", "as_word", "launch"):
                     continue
                 node.decorator_list, node.returns = [], None
                 for one in node.args.args:
@@ -231,13 +239,17 @@ class Machine:
         def shuffle(value: Any, lane: int) -> Any:
             return self._warp().meet(me.thread % 32, value, list)[lane]
 
+        def shuffle_bfly(value: Any, by: int) -> Any:
+            lane = me.thread % 32
+            return self._warp().meet(lane, value, list)[lane ^ by]
+
         def shuffle_up(value: Any, by: int, mask_and_clamp: int) -> Any:
             lane = me.thread % 32
             got = self._warp().meet(lane, value, list)
             return got[lane - by] if lane >= by else value
 
         return {
-            "read": read, "read_if": read_if, "as_float": to_float, "Float32": float, "Int32": int, "Int64": int, "Uint32": Word,
+            "read": read, "read_if": read_if, "as_float": to_float, "as_word": to_word, "Float32": float, "Int32": int, "Int64": int, "Uint32": Word,
             "operands": layout.operands, **{name: getattr(layout, name) for name in dir(layout) if name.isupper()},
             "TOKENS": plan.TOKENS, "T": None, "llvm": None, "cute": SimpleNamespace(make_layout=lambda size: size),
             "cutlass": SimpleNamespace(
@@ -249,7 +261,7 @@ class Machine:
                 warp_idx=lambda: me.thread // 32, make_warp_uniform=lambda value: value,                 griddepcontrol_wait=wait, griddepcontrol_launch_dependents=lambda: None, inline_ptx=inline_ptx,
                 sync_threads=lambda: self.blocks[me.block].barrier.wait(60), shuffle_sync=shuffle,
                 sync_warp=lambda: self._warp().meet(me.thread % 32, None, list),
-                shuffle_sync_up=shuffle_up,
+                shuffle_sync_up=shuffle_up, shuffle_sync_bfly=shuffle_bfly,
             ),
         }  # fmt: skip
 
@@ -276,6 +288,10 @@ class Machine:
             return 2.0 ** min(args[0], 1000.0)
         if "rcp" in text:
             return 1 / args[0] if args[0] else math.inf
+        if "max.NaN" in text:
+            return math.nan if math.isnan(args[0]) or math.isnan(args[1]) else max(args)
+        if "e4m3x2" in text:
+            return [e4m3(one) for one in args]
         if text == "fence.acq_rel.gpu;":
             return None
         with self.lock:

@@ -27,6 +27,16 @@ CASES = {
         {"depth": 1, "x_depth": 1, "tasks": 2},
         2,
     ),
+    "MXFP8 activations, both scales rounded up": (
+        {"rows": 3, "latent": 256, "kind": "mxfp8_ceil"},
+        {"latent_rounding": "ceil", "hidden_rounding": "ceil"},
+        3,
+    ),
+    "MXFP8 activations, OCP scales": (
+        {"rows": 6, "latent": 256, "top_k": 1, "kind": "mxfp8_floor"},
+        {"latent_rounding": "floor", "hidden_rounding": "floor", "blocks": 3, "wide": 0},
+        5,
+    ),
     "more than 32 rows, no shared expert": ({"rows": 35, "top_k": 1, "experts": 3}, {"wide": 0}, 35),
 }
 

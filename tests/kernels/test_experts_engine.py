@@ -47,15 +47,14 @@ def built(rows, kind="bf16", arch="sm_90a", tp=16, **change):
 def test_refusals_say_why():
     assert ENGINE.refuses(problem(64), "sm_103a") is None
     assert "sm_80" in ENGINE.refuses(problem(1), "sm_80")
-    assert "activations mxfp8_ceil" in ENGINE.refuses(problem(1, "mxfp8_ceil"), "sm_90a")
     assert "latent 64 is not a multiple of 512" in ENGINE.refuses(FAMILY.problem(SMALL_K3, tp=1, rows=1), "sm_90a")
     assert "8192 experts" in ENGINE.refuses(dataclasses.replace(problem(1), experts=8192), "sm_90a")
-    assert "1920 of them" not in (ENGINE.refuses(problem(64), "sm_90a") or "")
+    assert "64 of them" in ENGINE.refuses(dataclasses.replace(problem(64), top_k=64), "sm_90a")
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=lambda card: card.name)
 @pytest.mark.parametrize("tp", [4, 8, 16])
-@pytest.mark.parametrize("kind", ["bf16", "routed"])
+@pytest.mark.parametrize("kind", ["bf16", "routed", "mxfp8_ceil_floor"])
 def test_spaces_are_legal_and_their_grids_fit_at_once(card, tp, kind):
     for rows in (1, 7, 8, 33, 64):
         one = problem(rows, kind, tp)
@@ -93,7 +92,7 @@ def test_invariant_configs_sum_in_one_order_at_any_rows_and_tp():
 
 CODE = [
     ("sm_90a", 8, "bf16", 16), ("sm_103a", 8, "bf16", 16), ("sm_100a", 1, "routed", 16), ("sm_90a", 64, "routed", 16),
-    ("sm_90a", 40, "bf16", 8), ("sm_103a", 8, "routed", 4),
+    ("sm_90a", 40, "mxfp8_ceil_floor", 8), ("sm_103a", 8, "routed", 4),
 ]  # fmt: skip
 
 
@@ -110,7 +109,7 @@ def test_machine_code(arch, rows, kind, tp):
     assert found.registers * found.threads <= 65536 and found.dynamic_shared_bytes <= CARDS[arch].shared_per_block
     assert found.registers <= registers(made) + 16 or made.threads < 512
     # a handful of values that live across all units, none of them in a step
-    assert found.spill_instructions <= 16 and found.stack_bytes <= 32
+    assert found.spill_instructions <= 8 and found.stack_bytes <= 16
     assert wait_fault(code, WEIGHTS, ahead=made.depth if made.wide else 0) is None
     assert release_fault(code, WEIGHTS, "loads") in (
         None,

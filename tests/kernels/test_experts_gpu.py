@@ -151,7 +151,9 @@ def test_epochs_run_through_all_32_bits(device):
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
-@pytest.mark.parametrize("kind", ["bf16", "routed", "routed_zipf", "routed_hot"])
+@pytest.mark.parametrize(
+    "kind", ["bf16", "routed", "routed_zipf", "routed_hot", "mxfp8_floor", "mxfp8_ceil", "mxfp8_ceil_floor"]
+)
 def test_random_inputs_are_within_tolerance(device, rows, kind):
     from k3lab.kernels import K3
     from k3lab.tuning.check import check
