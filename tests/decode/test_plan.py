@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from k3lab.decode.choices import STEP_FAMILIES, Fallback, Tuned, choose, without_gpu
 from k3lab.decode.plan import TUNED_FAMILIES, plan
-from k3lab.kernels import K3, SMALL_K3, InputError, family
-from k3lab.kernels.bundle.reader import Bundle
+from k3lab.kernels import K3, SMALL_K3, Compiled, Evidence, InputError, Launch, family
+from k3lab.kernels.bundle.reader import Bundle, Miss
 
 
 @pytest.mark.parametrize(("kind", "dense", "rows", "count", "target", "layers"), [
@@ -177,7 +179,10 @@ def test_a_problem_no_engine_serves_says_why_in_place_of_commands() -> None:
     first = choose(replace(K3, hidden_size=7200), tp=16, rows=8, gpu="GB300")[0]
     assert isinstance(first, Fallback)
     assert first.commands == ()
-    assert "no engine serves kda-tp16-rows8-hidden7200 on GB300 (triton: hidden 7200 is not a multiple of 64" in first.reason
+    assert (
+        "no engine serves kda-tp16-rows8-hidden7200 on GB300 (triton: hidden 7200 is not a multiple of 64"
+        in first.reason
+    )
 
 
 def test_accepting_is_the_cure_where_that_is_enough(write_bundle: Callable[..., Path]) -> None:
@@ -203,8 +208,47 @@ def test_entries_that_nothing_launches_are_listed(write_bundle: Callable[..., Pa
         ("attention_projection", "mla-tp8-rows8", "no launch of kimi-k3 at TP 16 has this problem"),
         ("attention_projection", "mla-tp16-rows8", "it was tuned for H200, this step is for GB300"),
     ]
-    assert [one["family"] for one in made.to_json()["unused_entries"]] == ["probe_of_nobody", *["attention_projection"] * 3]
+    assert [one["family"] for one in made.to_json()["unused_entries"]] == [
+        "probe_of_nobody",
+        *["attention_projection"] * 3,
+    ]
     assert "probe_of_nobody" not in made.families().values()
+
+
+class OnlyOutputProjection:
+    """A bundle of the output projection's two kernels, and of nothing else."""
+
+    path, accept_predicted, accept_compiled, entries = Path("bundle"), False, False, ()
+
+    def find(self, name: str, problem: Any, gpu_name: str) -> Any:
+        if name != "output_projection":
+            return Miss("nothing for it", "tune it")
+        launches = tuple(
+            Launch(f"k3_output_projection_cute_split_{role}", b"", (1, 1, 1), (32, 1, 1), 0, ()) for role in ("producer", "consumer")
+        )  # fmt: skip
+        compiled = Compiled(name, "cute_split", problem, {"exchange": "one_shot"}, "sm_103a", launches)
+        place = (name, gpu_name, problem.kind, problem.rows)
+        return SimpleNamespace(
+            engine="cute_split", evidence=Evidence.PREDICTED, model=SimpleNamespace(gpu=gpu_name, place=place),
+            compiled=lambda arch, wanted: compiled,
+        )  # fmt: skip
+
+
+def test_the_output_projections_two_kernels_take_the_place_of_three_launches() -> None:
+    made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=OnlyOutputProjection())
+    assert [(one.family, one.kind) for one in made.tuned] == [
+        ("output_projection", kind) for kind in ("kda", "mla", "restart")
+    ]
+    for kind in ("kda", "mla"):
+        launches = made.layer(kind).launches
+        stock = plan(K3, tp=16, rows=8).layer(kind).launches
+        assert len(launches) == len(stock) - 1
+        ours = [one for one in launches if one.family == "output_projection"]
+        assert [one.kernel for one in ours] == [
+            f"k3_output_projection_cute_split_{role}" for role in ("producer", "consumer")
+        ]
+        assert {(one.engine, one.evidence, one.fallback) for one in ours} == {("cute_split", "predicted", None)}
+        assert ours[0].what == f"output_projection {kind}-tp16-rows8"
 
 
 def test_tuned_families_fall_back_where_nothing_can_be_launched(write_bundle: Callable[..., Path]) -> None:

@@ -233,9 +233,9 @@ def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixe
     assert not places(code, r"(STG|LDG)\.E\.128\.STRONG\.GPU|MEMBAR.*")
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
-@pytest.mark.parametrize(("engine", "rows", "change"), [
-    (FUSED, 16, {"depth": 2}), (SPLIT, 3, {"mixers": 12}), (SPLIT, 8, {"mixers": 4}), (SPLIT, 3, {"mixers": 8, "row_sums": "cluster"}),
+@pytest.mark.parametrize(("arch", "engine", "rows", "change"), [
+    ("sm_90a", FUSED, 16, {"depth": 2}), ("sm_103a", SPLIT, 3, {"mixers": 12}), ("sm_90a", SPLIT, 8, {"mixers": 4}),
+    ("sm_103a", SPLIT, 3, {"mixers": 8, "row_sums": "cluster"}),
 ])  # fmt: skip
 def test_packets_of_two_values_leave_registers_at_any_number_of_warps(arch, engine, rows, change):
     one = problem(rows, 16)

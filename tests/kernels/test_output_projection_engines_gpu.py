@@ -223,6 +223,17 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
     check_health(case.runner.buffers)
 
 
+@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 33)])
+def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows):
+    from k3lab.tuning.graphs import captured, programmatic_edges
+
+    one = problem(rows, 16)
+    case = Case(device, one, config(one, engine), engine=engine)
+    case.run()
+    call = case.runner.bind(case.tensors)
+    assert programmatic_edges(captured([call] * 4)) == 4 * len(case.compiled.launches) - 1
+
+
 @pytest.mark.parametrize(
     ("engine", "rows", "change"),
     [

@@ -84,8 +84,7 @@ def test_what_a_lane_holds_is_what_its_packets_carry(name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("tp", [4, 8, 16])
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(("tp", "rows"), [(4, 8), (8, 3), (16, 1), (16, 3)])
 def test_every_packet_that_is_polled_is_published_once(tp, rows, name):
     one = problem(rows, tp)
     (mail,), warps, (polls, writes) = common.mail(one, {"packet": name}), 6, accesses(name)
