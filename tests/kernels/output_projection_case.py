@@ -70,7 +70,7 @@ def exact_input(inputs, prefix, eps):
 def worst(found, value, bound):
     """Why an output is refused, naming the element that is farthest beyond its bound; None if none is."""
     error = (found.double() - value).abs()
-    beyond = torch.where(error.isnan(), torch.inf, error / bound)
+    beyond = torch.where(error == 0, 0.0, torch.where(error.isnan(), torch.inf, error / bound))
     place = int(beyond.argmax())
     row, column = divmod(place, value.shape[1])
     if beyond.flatten()[place] <= 1:
@@ -87,13 +87,14 @@ class Case:
 
     def __init__(self, device, one, chosen, factors=None, *, engine, seed=0):
         from k3lab.kernels.launch import Runner
+        from k3lab.tuning.compiling import compile_config
 
         # factors near one, of both signs, so that prefix and blocks count for as much as the sum
         self.factors = factors or [(-1.0) ** rank * 2.0 ** (rank % 3 - 1) for rank in range(one.tp)]
         self.one, self.inputs = one, whole_numbers(one, seed)
         self.wanted = twin(one, self.inputs, self.factors, chosen.get("exchange"))
         self.exact, self.bound = exact_input(self.inputs, self.wanted["prefix_out"], one.eps)
-        self.compiled = engine.compile(one, chosen, device.arch)
+        self.compiled = compile_config(engine, one, chosen, device.arch)
         self.runner = Runner(self.compiled, transport=Loopback(one.tp, tuple(self.factors)))
         self.outputs = {
             name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")

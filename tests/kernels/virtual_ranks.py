@@ -8,7 +8,8 @@ its predecessor would take the room of a rank that has yet to publish.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from k3lab.kernels import Buffer
@@ -17,7 +18,7 @@ from k3lab.kernels.health import check_health
 from k3lab.kernels.output_projection.twin import output_projection
 from k3lab.kernels.transports import Mailbox, slot_bytes, target_rows
 
-from .output_projection_case import FAMILY, exact_input, whole_numbers, worst
+from .output_projection_case import FAMILY, exact_input, worst
 
 BURST = 10
 """Launches between two looks from the host: ranks drift apart as far as the protocol lets them."""
@@ -56,12 +57,17 @@ class VirtualRank:
         """One host thread speaks for all ranks, and it has synchronised with the GPU."""
 
 
+@cache
 def inputs_of(one, rank):
     """Of one rank: x and its columns of the weight are its own, the rest is everyone's; sums are exact in FP32."""
-    mine, common = whole_numbers(one, 100 + rank), whole_numbers(one, 99)
-    return {name: (mine if name in ("x", "w_o") else common)[name] for name in common}
+    generator = torch.Generator().manual_seed(100 + rank)
+    found = FAMILY.inputs(replace(one, width=32), 99)
+    found["x"] = torch.randint(-3, 4, (one.rows, one.width), generator=generator).bfloat16()
+    found["w_o"] = (torch.randint(-3, 4, (one.hidden, one.width), generator=generator) / 64).bfloat16()
+    return found
 
 
+@cache
 def twin_of(one):
     """(outputs as every rank has them, the MLP's input in FP64, its bound)."""
     inputs = [inputs_of(one, rank) for rank in range(one.tp)]
@@ -81,13 +87,15 @@ class Ranks:
 
     def __init__(self, device, one, engine, config, *, jitter: int = 0):
         from k3lab.kernels.launch import Runner
+        from k3lab.tuning.compiling import compile_config
 
         group, self.one = Group(one.tp), one
         specs = FAMILY.output_specs(one)
         self.runners, self.streams, self.outputs, self.calls = [], [], [], []
         for rank in range(one.tp):
             chosen = {**config, "jitter": jitter + rank} if jitter else config
-            runner = Runner(engine.compile(one, chosen, device.arch), transport=VirtualRank(group, rank))
+            compiled = compile_config(engine, one, chosen, device.arch)
+            runner = Runner(compiled, transport=VirtualRank(group, rank))
             tensors = {name: tensor.cuda() for name, tensor in inputs_of(one, rank).items()}
             outputs = [
                 {name: torch.empty(shape, dtype=torch.bfloat16, device="cuda") for name, (shape, _) in specs.items()}
