@@ -145,7 +145,7 @@ class ExpertsFamily(TwinFamily):
             away = abs(len(ids.unique()) - problem.distinct)
             if away < distance:
                 best, distance = ids, away
-            if distance < 1:
+            if distance <= 0.5:
                 break
         return {**inputs, "ids": best.to(device)}
 
