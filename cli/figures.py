@@ -11,7 +11,8 @@ BLUE, ORANGE, GREY, GREEN = "#2a78d6", "#d9730d", "#8b8f98", "#1a8f6c"
 HEIGHT = 340
 
 
-def _plain(figure: Figure, title: str, height: int = HEIGHT) -> Figure:
+def plain(figure: Figure, title: str, height: int = HEIGHT) -> Figure:
+    """The figure in the house's style: no background of its own, so that light and dark pages both suit it."""
     figure.update_layout(
         title={"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left", "xref": "container", "pad": {"l": 4}},
         height=height,
@@ -69,7 +70,7 @@ def study_figure(study: dict[str, Any]) -> Figure:
     figure.update_xaxes(title="trial")
     figure.update_yaxes(title=f"{study['evidence']} time, us", rangemode="tozero")
     title = f"{study['family']}/{study['engine']}<br>{study['label']} on {study['gpu']}: {study['evidence']}"
-    return _plain(figure, title)
+    return plain(figure, title)
 
 
 def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figure:
@@ -93,7 +94,7 @@ def layer_figure(layer: dict[str, Any], budget_us: float | None = None) -> Figur
     figure.update_xaxes(title="us", range=[0, 1.35 * longest])  # room for the evidence word beside a bar
     beside = f"; budget {budget_us:.0f} us" if budget_us else ""
     title = f"{layer['kind'].upper()} + MoE, TP{layer['tp']}, {layer['rows']} rows, {layer['gpu']}"
-    return _plain(figure, f"{title}<br>{layer['sum_us']:.1f} us, {layer['evidence']}{beside}")
+    return plain(figure, f"{title}<br>{layer['sum_us']:.1f} us, {layer['evidence']}{beside}")
 
 
 def figure_html(figure: Figure) -> str:
@@ -118,4 +119,4 @@ def floor_figure(name: str, problem: Any, floors: list[dict[str, Any]]) -> Figur
             marker={"color": colour}, hovertemplate="%{x}<br>%{y:.2f} us<extra></extra>",
         )  # fmt: skip
     figure.update_yaxes(title="us")
-    return _plain(figure, f"{name}, {problem.rows} rows: byte floor (bytes over read bandwidth)")
+    return plain(figure, f"{name}, {problem.rows} rows: byte floor (bytes over read bandwidth)")

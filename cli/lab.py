@@ -1,55 +1,22 @@
 """The notebook facade: one object for one problem of one family; every result shows itself.
 
-``open_lab("attention_projection", tp=16, rows=8).check()`` does what ``k3lab check`` does.
+``open_lab("attention_projection", tp=16, rows=8).check()`` does what ``k3lab check`` does. Edit a file of the family, run a
+cell again, and the edited kernel is what is checked: a lab looks at the family's files before each call.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..kernels import K3, Config, Engine, Family, InputError, ModelCard, Problem, Space, family
+from ..kernels import K3, Config, Engine, Family, InputError, ModelCard, Problem, Space
 from ..kernels.gpu_cards import GpuCard, gpu_card
+from .edited import EditedFamily, edited_family
+from .shown import Shown, live
 
 if TYPE_CHECKING:
     import torch
-    from plotly.graph_objects import Figure
-
-
-class Shown:
-    """A result: ``data`` as JSON would hold it, and a table of it where a notebook shows it."""
-
-    def __init__(self, title: str, data: Mapping[str, Any], rows: Sequence[tuple[str, Any]]) -> None:
-        self.title = title
-        self.data = data
-        self.rows = list(rows)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.data[name]
-
-    def __repr__(self) -> str:
-        width = max((len(name) for name, _ in self.rows), default=0)
-        return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.rows)])
-
-    def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td style='text-align:left'>{html.escape(name)}</td><td style='text-align:left'>{html.escape(str(value))}</td></tr>"
-            for name, value in self.rows
-        )
-        return f"<b>{html.escape(self.title)}</b><table>{cells}</table>"
-
-
-class Study(Shown):
-    """The result of :meth:`Lab.tune`, with its figure."""
-
-    @property
-    def figure(self) -> Figure:
-        """Trials in order, best so far, byte floor."""
-        from .figures import study_figure
-
-        return study_figure(dict(self.data))
 
 
 def _import_optuna() -> None:
@@ -69,11 +36,29 @@ def _us(value: float | None) -> str:
 class Lab:
     """One family, engine and problem, for one GPU. Made by :func:`open_lab`."""
 
-    def __init__(self, owner: Family, engine: Engine | None, problem: Problem, gpu: GpuCard) -> None:
-        self.family = owner
-        self.problem = problem
+    def __init__(
+        self, edited: EditedFamily, engine: str | None, gpu: GpuCard, model: ModelCard, tp: int, rows: int, kind: str | None
+    ) -> None:  # fmt: skip
+        self._edited = edited
+        self._asked = engine
+        self._made = {"card": model, "tp": tp, "rows": rows, "kind": kind}
         self.gpu = gpu
-        self._engine = engine
+        if engine:
+            self.family.engine(engine)
+        self.problem  # noqa: B018  # a wrong one is told at once
+
+    @property
+    def family(self) -> Family:
+        """The family, from its files as they are now."""
+        if changed := self._edited.refresh():
+            print(f"imported again: {', '.join(path.name for path in changed)}")
+        return self._edited.family
+
+    @property
+    def problem(self) -> Problem:
+        """The instance of the family that the lab is about."""
+        made = dict(self._made)
+        return self.family.problem(made.pop("card"), **made)  # type: ignore[arg-type]
 
     @property
     def engine(self) -> Engine:
@@ -82,18 +67,26 @@ class Lab:
         Raises:
             InputError: the family has none yet.
         """
-        return self._engine or self.family.engine(self.family.default_engine)
+        owner = self.family
+        return owner.engine(self._asked or owner.default_engine)
 
     @property
     def space(self) -> Space:
-        """Configs to choose from on the GPU."""
-        return self.engine.space(self.problem, self.gpu)
+        """Configs to choose from on the GPU.
+
+        Raises:
+            InputError: the engine refuses the problem.
+        """
+        engine, problem = self.engine, self.problem
+        if refusal := engine.refuses(problem, self.gpu.arch):
+            raise InputError(f"{engine.family}/{engine.name} refuses {problem.label}: {refusal}")
+        return engine.space(problem, self.gpu)
 
     @property
     def title(self) -> str:
         """Family, engine and problem in a few words."""
-        engine = f"/{self._engine.name}" if self._engine else ""
-        return f"{self.family.name}{engine} {self.problem.label}"
+        name = self._asked or self.family.default_engine
+        return f"{self.family.name}{f'/{name}' if name else ''} {self.problem.label}"
 
     def __repr__(self) -> str:
         return repr(self._overview())
@@ -107,7 +100,7 @@ class Lab:
         rows += [(name, value) for name, value in self.problem.to_json().items()]
         rows += [
             ("bytes a call", f"{traffic.bytes / 1e6:.2f} MB"),
-            ("floor", f"{_us(self._floor())} on {self.gpu.name}"),
+            ("floor", f"{_us(self._floor())} on {self.gpu.name} ({self.gpu.read_bandwidth_source} bandwidth)"),
         ]
         rows += [("engines", ", ".join(engine.name for engine in self.family.engines) or "none yet")]
         return Shown(self.title, {"problem": self.problem.to_json()}, rows)
@@ -116,8 +109,9 @@ class Lab:
         return self.family.traffic(self.problem).bytes / self.gpu.read_bandwidth * 1e6
 
     def _config(self, config: Mapping[str, Any] | None) -> Config:
-        chosen = {**self.space.default, **(config or {})}
-        self.space.check(chosen)
+        space = self.space
+        chosen = {**space.default, **(config or {})}
+        space.check(chosen)
         return chosen
 
     def inputs(self, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -131,6 +125,7 @@ class Lab:
     def check(self, config: Mapping[str, Any] | None = None, seed: int = 0) -> Shown:
         """The engine against the twin: on the GPU here, or on Triton's interpreter."""
         from ..tuning.check import check
+        from .lab_figures import check_figure
 
         result = check(self.family, self.engine, self.problem, self._config(config), seed)
         rows = [("verdict", "pass" if result.ok else "fail"), ("where", result.how), ("reason", result.reason or "-")]
@@ -138,7 +133,9 @@ class Lab:
         for name in self.family.output_specs(self.problem):
             bound = self.family.tolerance(self.problem, name)
             rows.append((f"bound of {name}", f"{bound.relative:.2e} ({bound.why})"))
-        return Shown(f"check {self.title}", result.to_json(), rows)
+        title, cases = f"check {self.title}", result.cases
+        figures = {"errors": lambda: check_figure(title, cases)} if cases else {}
+        return Shown(title, result.to_json(), rows, figures)
 
     def compile(self, config: Mapping[str, Any] | None = None, arch: str | None = None) -> Shown:
         """What the compiler makes of a config, for the GPU's architecture or another; needs no GPU."""
@@ -173,7 +170,7 @@ class Lab:
         return Shown(f"predicted {self.title} on {self.gpu.name}", found.to_json(), [*rows, *found.terms.items()])
 
     def time(self, config: Mapping[str, Any] | None = None) -> Shown:
-        """Measured on the GPU here, cold and hot.
+        """Measured on the GPU here: cold and hot, beside PyTorch's operators, and in a chain where it has programmatic edges.
 
         Raises:
             InputError: there is no GPU.
@@ -181,16 +178,12 @@ class Lab:
         from ..kernels.device import require
         from ..tuning.compiling import compile_config
         from ..tuning.timing import time_compiled
+        from .timing_data import shown_timing
 
         device = require("timing")
         compiled = compile_config(self.engine, self.problem, self._config(config), device.arch)
-        found = time_compiled(self.family, compiled, alternative=True)
-        rows = [
-            ("cold", _us(found.cold_us)), ("hot", _us(found.hot_us)), ("floor", _us(found.floor_us)),
-            ("of the read ceiling", f"{found.percent_of_ceiling:.1f} %"), ("PyTorch operators, cold", _us(found.alternative_us)),
-            ("spread", f"{found.spread:.1%}"), *(("note", note) for note in found.notes),
-        ]  # fmt: skip
-        return Shown(f"measured {self.title} on {device.name}", found.to_json(), rows)
+        found = time_compiled(self.family, compiled, alternative=True, chain=True)
+        return shown_timing(f"{self.title} on {device.name}", found.to_json())
 
     def tune(
         self,
@@ -198,15 +191,15 @@ class Lab:
         study: str | Path | None = None,
         objective: str | None = None,
         fixed: Mapping[str, Any] | None = None,
-    ) -> Study:
+    ) -> Shown:
         """Search until the study holds so many trials; what it holds already counts, and the result says so.
 
         Measured where the GPU is here, predicted elsewhere; ``study`` is its file (default: under studies/);
-        ``fixed`` holds parameters at one value.
+        ``fixed`` holds parameters at one value. Figures: ``history``, ``importance``, ``slices``.
         """
         from ..kernels.device import discover
         from ..tuning.tune import TuneRequest, tune
-        from .study_data import study_data
+        from .tuned import shown_study
 
         _import_optuna()
 
@@ -219,44 +212,27 @@ class Lab:
         request = TuneRequest(
             self.family, self.engine, self.problem, self.gpu, goal, trials, path, fixed=dict(fixed or {}),  # type: ignore[arg-type]
         )  # fmt: skip
-        result = tune(request)
-        data = study_data(result.path)
-        rows: list[tuple[str, Any]] = [
-            ("trials", ", ".join(f"{count} {status}" for status, count in result.statuses.items()))
-        ]
-        older = sum(result.statuses.values()) - result.new_trials
-        if older and result.new_trials:
-            rows.append(("older", f"{older} of them were in the study already, {result.new_trials} are new"))
-        elif older:
-            rows.append(
-                (
-                    "older",
-                    f"all {older} were in the study already: nothing ran; ask for more trials, or name another study",
-                )
-            )
-        if result.choice:
-            chosen = result.choice
-            rows += [
-                ("winner", f"{_us(chosen.value_us)}, {chosen.evidence}"), ("config", dict(chosen.config)),
-                ("why", chosen.reason), ("default config", _us(chosen.default_us)), ("floor", _us(self._floor())),
-            ]  # fmt: skip
-        return Study(f"tuned {self.title} for {self.gpu.name}", data, [*rows, ("study", result.path)])
+        result = tune(request, live())
+        return shown_study(f"tuned {self.title} for {self.gpu.name}", self.family, result, self._floor())
 
-    def roofline(self, tp: Sequence[int] | None = None) -> Figure:
-        """Byte floor of the problem at other TP sizes, on every GPU with a card."""
-        from .figures import floor_figure
-        from .study_data import floors
+    def roofline(self, tp: Sequence[int] | None = None, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Shown:
+        """The family at several TP sizes and row counts under the GPU's roofs: by its byte floor, by arithmetic, by which of both.
 
-        return floor_figure(self.family.name, self.problem, floors(self.family, self.problem, tp or (4, 8, 16)))
+        Figures: ``roofline``, and ``floors``, the byte floor of this problem on every GPU with a card.
+        """
+        from .roofline_data import shown_roofline
 
-    def trace(self, path: str | Path, budget: str = "gb300-tp16") -> Shown:
-        """A decode trace judged against a layer budget, with the findings that cost most."""
-        from .verdict_data import verdict_data
+        return shown_roofline(self.family, self.problem, self.gpu, tp or (4, 8, 16), rows, self._made)
 
-        data = verdict_data(Path(path), budget)
-        rows = [("verdict", data["word"]), ("because", data["line"])]
-        rows += [(f"finding {place}", text) for place, text in enumerate(data["findings"][:3], 1)]
-        return Shown(f"trace {Path(path).name} against {budget}", data, rows)
+    def trace(self, path: str | Path | None = None, budget: str | None = None) -> Shown:
+        """A decode trace judged against a layer budget: verdict, what costs most, this family's share, and a typical layer drawn.
+
+        Without a path the demo model is decoded and traced on the GPU here; without one a synthetic trace stands in, and the
+        title says so.
+        """
+        from .lab_trace import shown_trace
+
+        return shown_trace(self.family.name, self.problem, None if path is None else Path(path), budget)
 
 
 def open_lab(
@@ -272,7 +248,7 @@ def open_lab(
     """Open a family on a problem.
 
     Args:
-        name: family, as ``k3lab kernels`` lists them.
+        name: family, as ``k3lab kernels`` lists them, or ``module:ATTRIBUTE`` of one that is not registered.
         tp: tensor-parallel size.
         rows: token rows of the step.
         kind: layer kind or variant, where the family has some.
@@ -283,7 +259,4 @@ def open_lab(
     Raises:
         InputError: no such family, kind, engine or GPU, or a problem out of range.
     """
-    owner = family(name)
-    problem = owner.problem(model, tp=tp, rows=rows, kind=kind)
-    found = owner.engine(engine) if engine else owner.engine(owner.default_engine) if owner.engines else None
-    return Lab(owner, found, problem, gpu_card(gpu))
+    return Lab(edited_family(name), engine, gpu_card(gpu), model, tp, rows, kind)

@@ -16,18 +16,23 @@ LAYER: tuple[tuple[str, bool], ...] = (
 """Families of a MoE layer in launch order, and whether the layer kind is theirs; the empty name is the attention itself."""
 
 
-def study_data(path: Path) -> dict[str, Any]:
-    """Identity, trials, choice and byte floor of a study file.
+def study_data(path: Path, owner: Family | None = None) -> dict[str, Any]:
+    """Identity, trials, choice, what the parameters did, and byte floor of a study file.
+
+    Args:
+        path: the study's file.
+        owner: its family, where that is not registered.
 
     Raises:
         InputError: the file is no study.
     """
+    from ..tuning.effects import importance
     from ..tuning.study import TuningStudy
 
     with TuningStudy.for_reading(path) as study:
         identity, trials = study.identity, [trial.to_json() for trial in study.trials()]
         choice, environment = study.note("choice"), study.note("environment")
-    owner = family(identity["family"])
+    owner = owner or family(identity["family"])
     problem = owner.problem_from_json(identity["problem"])
     gpu = gpu_card(identity["gpu"])
     moved = owner.traffic(problem).bytes
@@ -43,9 +48,15 @@ def study_data(path: Path) -> dict[str, Any]:
         "floor_us": moved / gpu.read_bandwidth * 1e6,
         "bandwidth": gpu.read_bandwidth_source,
         "trials": trials,
+        "importance": importance(ended(trials)),
         "choice": choice,
         "environment": environment,
     }
+
+
+def ended(trials: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """Config and time of the trials that ended ok."""
+    return [(trial["config"], trial["value"]) for trial in trials if trial["value"] is not None]
 
 
 def _known(studies: Sequence[dict[str, Any]], name: str, problem: dict[str, Any], gpu: str) -> dict[str, Any] | None:

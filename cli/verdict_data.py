@@ -45,6 +45,7 @@ def listed(sequence: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rest = [kernel for kernel in kernels if kernel not in shown]
     return {
         "count": len(kernels),
+        "all": kernels,
         "kernels": shown,
         "others": len(rest),
         "others_us": sum(kernel["us"] for kernel in rest),

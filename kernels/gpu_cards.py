@@ -30,6 +30,8 @@ class GpuCard:
     """Nominal device memory bandwidth in bytes/s."""
     measured_read_bandwidth: float | None
     """Best plain read of gigabytes seen on this part in bytes/s; None where nobody here measured it."""
+    tensor_flops: float
+    """Nominal dense BF16 operations a second of the tensor cores: the flat part of a roofline."""
     l2_bytes: int
     shared_per_sm: int
     """Shared memory of one SM in bytes; every resident block takes 1 KB of it for the system."""
@@ -91,6 +93,7 @@ GB300 = GpuCard(
     memory_gb=288,
     memory_bandwidth=8.0e12,
     measured_read_bandwidth=None,
+    tensor_flops=2.5e15,
     l2_bytes=126 * MB,
     shared_per_sm=228 * KB,
     shared_per_block=227 * KB,
@@ -105,6 +108,7 @@ GB300 = GpuCard(
         "sms": "public kernels for this part pin their grids to 152 SMs; the full die has 160 (" + _ULTRA + ")",
         "memory_gb": f"{_ULTRA}: 288 GB HBM3E (279 GB are free to use)",
         "memory_bandwidth": f"{_ULTRA}: 8 TB/s, nominal",
+        "tensor_flops": "NVIDIA GB300 NVL72 datasheet: 360 PFLOPS BF16 with sparsity over 72 GPUs, half of it dense",
         "l2_bytes": _ULTRA_L2,
     },
 )
@@ -115,6 +119,7 @@ B300 = GpuCard(
     memory_gb=288,
     memory_bandwidth=8.0e12,
     measured_read_bandwidth=None,
+    tensor_flops=2.25e15,
     l2_bytes=126 * MB,
     shared_per_sm=228 * KB,
     shared_per_block=227 * KB,
@@ -129,6 +134,7 @@ B300 = GpuCard(
         "sms": "public kernels for this part pin their grids to 148 SMs; no datasheet states the number",
         "memory_gb": f"{_ULTRA}: 288 GB HBM3E (about 270 GB are free to use)",
         "memory_bandwidth": f"{_ULTRA}: 8 TB/s, nominal; hosting providers state 7.7 TB/s for the air-cooled part",
+        "tensor_flops": "NVIDIA HGX B300 datasheet: 36 PFLOPS BF16 with sparsity over 8 GPUs, half of it dense",
         "l2_bytes": _ULTRA_L2,
     },
 )
@@ -139,6 +145,7 @@ B200 = GpuCard(
     memory_gb=180,
     memory_bandwidth=8.0e12,
     measured_read_bandwidth=None,
+    tensor_flops=2.25e15,
     l2_bytes=126 * MB,
     shared_per_sm=228 * KB,
     shared_per_block=227 * KB,
@@ -153,6 +160,7 @@ B200 = GpuCard(
         "sms": f"148: {_AO}",
         "memory_gb": "NVIDIA DGX B200 datasheet: 1,440 GB over 8 GPUs",
         "memory_bandwidth": f"NVIDIA DGX B200 datasheet: 64 TB/s over 8 GPUs, nominal; bus width and clock give 7.67 TB/s ({_AO})",
+        "tensor_flops": "NVIDIA HGX B200 datasheet: 36 PFLOPS BF16 with sparsity over 8 GPUs, half of it dense",
         "l2_bytes": f"{_TUNING}: 126 MB; 126.5 MB by {_AO}",
     },
 )
@@ -163,6 +171,7 @@ H200 = GpuCard(
     memory_gb=141,
     memory_bandwidth=4.8e12,
     measured_read_bandwidth=4.67e12,
+    tensor_flops=0.989e15,
     l2_bytes=60 * MB,
     shared_per_sm=228 * KB,
     shared_per_block=227 * KB,
@@ -179,6 +188,7 @@ H200 = GpuCard(
         "memory_bandwidth": "NVIDIA H200 datasheet: 4.8 TB/s, nominal",
         "measured_read_bandwidth": "best of a probe on one H200, plain reads of 4 GB (torch 2.11, driver 580.159.04), samples not kept; "
         "the processes recorded in results/h200 reached 4.45 and 4.54 TB/s: this is the stricter figure",
+        "tensor_flops": "NVIDIA H200 datasheet, SXM: 1,979 TFLOPS BF16 with sparsity, half of it dense",
         "l2_bytes": "reported by torch.cuda.get_device_properties on one",
     },
 )
@@ -189,6 +199,7 @@ H100 = GpuCard(
     memory_gb=80,
     memory_bandwidth=3.35e12,
     measured_read_bandwidth=None,
+    tensor_flops=0.989e15,
     l2_bytes=50 * MB,
     shared_per_sm=228 * KB,
     shared_per_block=227 * KB,
@@ -204,6 +215,7 @@ H100 = GpuCard(
         "memory_gb": "NVIDIA H100 datasheet, SXM: 80 GB HBM3",
         "memory_bandwidth": "NVIDIA H100 datasheet, SXM: 3.35 TB/s, nominal",
         "measured_read_bandwidth": _NOT_MEASURED,
+        "tensor_flops": "NVIDIA H100 datasheet, SXM: 1,979 TFLOPS BF16 with sparsity, half of it dense",
         "l2_bytes": "NVIDIA H100 whitepaper, SXM5: 50 MB",
     },
 )

@@ -52,6 +52,17 @@ def family_names() -> tuple[str, ...]:
     return tuple(_locations())
 
 
+def location(name: str) -> str:
+    """``module:ATTRIBUTE`` of a registered family.
+
+    Raises:
+        InputError: no such family.
+    """
+    if name not in _locations():
+        raise InputError(f"unknown family {name!r}; families: {', '.join(_locations())}")
+    return _locations()[name]
+
+
 @cache
 def family(name: str) -> Family:
     """The family of that name; imports it.

@@ -120,6 +120,12 @@ def digests(engine: Engine) -> tuple[str, str]:
     return now
 
 
+def forget(family: str) -> None:
+    """Drop the digests of a family's engines: for a process that imports its files anew."""
+    for key in [key for key in _LOADED if key[0] == family]:
+        del _LOADED[key]
+
+
 def cache_key(engine: Engine, problem: Problem, config: Config, arch: str) -> str:
     """Digest of one compilation: kernel source, glue, problem, config, architecture, compiler versions."""
     fields = {

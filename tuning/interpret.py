@@ -11,8 +11,9 @@ import subprocess
 import sys
 from typing import Any
 
-from ..kernels import Config, Engine, Family, InputError, Problem, family
+from ..kernels import Config, Engine, Family, InputError, Problem
 from .check import CheckResult, interpreted_comparisons, row_cases
+from .jobs import find_family, location_of
 from .supervisor import module_path
 
 LIMIT_S = 600.0
@@ -21,9 +22,14 @@ LIMIT_S = 600.0
 def check_interpreted(
     owner: Family, engine: Engine, problem: Problem, config: Config, seed: int = 0, *, limit_s: float = LIMIT_S
 ) -> CheckResult:
-    """Check a config on Triton's interpreter, in a child process with a wall limit."""
+    """Check a config on Triton's interpreter, in a child process with a wall limit.
+
+    Raises:
+        InputError: the family cannot be reached from another process.
+    """
     job = {
         "family": owner.name,
+        "location": location_of(owner),
         "engine": engine.name,
         "problem": problem.to_json(),
         "config": dict(config),
@@ -51,7 +57,7 @@ def check_interpreted(
 
 def run_job(job: dict[str, Any]) -> CheckResult:
     """One job in this process."""
-    owner = family(job["family"])
+    owner = find_family(job["family"], job["location"])
     engine, problem = owner.engine(job["engine"]), owner.problem_from_json(job["problem"])
     return interpreted_comparisons(owner, engine, problem, job["config"], job["seed"], job["rows"])
 
