@@ -228,7 +228,7 @@ def predict(
             if value:
                 console.print(f"    {term:<12} {value:8.2f} us   {TERM_MEANINGS[term]}", markup=False)
         console.print(
-            "  time = launch + hand_over + rounds + spills + (memory^4 + l2^4 + scalar^4 + tile_loop^4)^(1/4): those overlap"
+            "  time = launch + hand_over + rounds + spills + link + (memory^4 + l2^4 + scalar^4 + tile_loop^4)^(1/4): those overlap"
         )
         if prediction.uncalibrated:
             console.print(f"  never calibrated on {card.name}: {', '.join(prediction.uncalibrated)}", markup=False)

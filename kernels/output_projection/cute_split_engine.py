@@ -223,9 +223,12 @@ class CuteSplitEngine(Engine):
         )
 
     def work(self, problem: Problem, config: Config) -> Work:
-        """Every block reads x; packets are written and read once; a launch and two hand-overs."""
+        """Every block reads x; packets are written and read once; a launch and two hand-overs, one of them no such thing
+        where a cluster makes it.
+        """
         problem = projection(problem)
-        return exchange_work(problem, config, hand_overs=4 if config["exchange"] == "two_shot" else 3)
+        hand_overs = 3 + (config["exchange"] == "two_shot") - (config["row_sums"] == "cluster")
+        return exchange_work(problem, config, hand_overs=hand_overs)
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """As of cute_fused."""

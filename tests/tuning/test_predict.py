@@ -155,7 +155,9 @@ def test_what_crosses_the_link_is_predicted_and_named_but_not_where_one_gpu_play
     assert found.terms["link"] == pytest.approx(found.microseconds - alone.microseconds)
     assert found.terms["link"] > work.link_bytes / GB300.nvlink_bandwidth * 1e6
     assert "link" in found.uncalibrated and "link" not in alone.uncalibrated
-    two = owner.engine("cute_split").work(owner.problem(K3, tp=8, rows=8), {**config, "exchange": "two_shot"})
+    two = owner.engine("cute_split").work(
+        owner.problem(K3, tp=8, rows=8), {**config, "exchange": "two_shot", "row_sums": "packets"}
+    )
     assert (two.link_bytes, two.link_hops) == (2 * 7 * 8 * 128 * 16, 2)
     single = owner.engine("cute_fused").work(owner.problem(K3, tp=1, rows=8), config)
     assert (single.link_bytes, single.link_hops) == (0, 0)
