@@ -83,10 +83,11 @@ class TunedOperators(AutoOperators):
             for choice in tuned
             if choice.family == "output_projection"
         }
-        compiled_rows = {runner.compiled.problem.rows for runner in self._output.values()}
+        # an entry for more rows serves this step, and its kernels have those in their strides
+        self._compiled_for = {choice.kind: choice.place[3] for choice in tuned if choice.family == "output_projection"}
         most = (card.num_attn_res_blocks, card.hidden_size)
         self._saved = {
-            rows: SavedBlocks(most[0], rows, most[1], dtype=dtype, device=device) for rows in sorted(compiled_rows)
+            rows: SavedBlocks(most[0], rows, most[1], dtype=dtype, device=device) for rows in set(self._compiled_for.values())
         }
 
     def attention_projection(self, x: Tensor, attention: KdaAttention | MlaAttention) -> Tensor:
@@ -122,7 +123,7 @@ class TunedOperators(AutoOperators):
             return super().output_projection(x, attention, prefix, blocks, mix, comm)
         if self._alone and not isinstance(comm, SingleRank | StandIn):
             raise InputError(f"a group of {comm.size} ranks needs a transport; these kernels were set up for one alone")
-        saved = self._saved[runner.compiled.problem.rows].side_by_side(blocks)
+        saved = self._saved[self._compiled_for[kind]].side_by_side(blocks)
         new, following = (torch.empty(x.shape[0], saved.shape[2], dtype=x.dtype, device=x.device) for _ in range(2))
         tensors = {
             "x": x.contiguous(), "w_o": attention.o_proj, "blocks": saved, "res_norm": mix.res_norm, "res_proj": mix.res_proj,

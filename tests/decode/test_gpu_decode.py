@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_layers_with_the_output_projections_kernels_are_those_without(device: De
         found = family("output_projection").engine(engine)
         problem = family("output_projection").problem(K3, tp=tp, rows=8, kind=kind)
         config = found.space(problem, GPU_CARDS["H200"]).default
-        compiled = found.compile(problem, config, device.arch)
+        compiled = replace(found.compile(problem, config, device.arch), problem=replace(problem, rows=rows))
         chosen.append(Tuned("output_projection", kind, engine, dict(config), "measured", compiled, ("", "", "", 8)))
     auto = AutoOperators(K3, dtype=torch.bfloat16, device="cuda")
     used = TunedOperators(K3, chosen, dtype=torch.bfloat16, device="cuda")
