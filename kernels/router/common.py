@@ -58,15 +58,16 @@ def choice_of(problem: Router, config: Config) -> Choice:
 
 def registers(front: Front) -> int:
     """A thread's: operands in flight, sums, addresses, the words it sends, and the rest."""
-    loads = front.n_tiles + front.m_tiles * front.halves
-    operands = min(front.depth, front.steps) * loads
-    sent = 6 * front.turns
-    return 4 * (operands + front.n_tiles * front.m_tiles) + 2 * loads + sent + RESERVED_REGISTERS
+    loads, sums = front.n_tiles + front.m_tiles * front.halves, front.n_tiles * front.m_tiles
+    depth = min(front.depth, front.steps)
+    # where all is in flight at once, sums begin as the first operands end
+    spared = min(sums, loads) if depth == front.steps else 0
+    return 4 * (depth * loads + sums - spared) + 2 * loads + 3 * front.turns + RESERVED_REGISTERS
 
 
-def choice_registers(choice: Choice) -> int:
-    """A thread's: key, score and bias of each expert, and the rest."""
-    return 8 * choice.pairs_a_lane + 48
+def choice_registers(choice: Choice, *, polls: bool) -> int:
+    """A thread's: order and score of each expert, and the rest; where it polls, packets, addresses and biases meanwhile."""
+    return 8 * choice.pairs_a_lane + 44 if polls else 6 * choice.pairs_a_lane + 28
 
 
 def register_limit(threads: int, gpu: GpuCard) -> int:
@@ -77,7 +78,7 @@ def register_limit(threads: int, gpu: GpuCard) -> int:
 def clusters_that_fit(front: Front, choice: Choice, gpu: GpuCard) -> int:
     """Of a step, by the card: layers of blocks an SM holds, and whole clusters of each GPC."""
     shared = max(front.shared_bytes, choice.shared_bytes)
-    held = -(-max(registers(front), choice_registers(choice)) // 8) * 8 * front.threads
+    held = -(-max(registers(front), choice_registers(choice, polls=True)) // 8) * 8 * front.threads
     layers = min(
         gpu.registers_per_sm // held, gpu.max_threads_per_sm // front.threads, gpu.shared_per_sm // (shared + 1024)
     )

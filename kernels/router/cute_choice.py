@@ -72,12 +72,18 @@ def gathered(
 
 
 @cute.jit
-def key_of(biased: Float32, expert: Int32):
-    """64 bits that order experts: by biased score, NaN as minus infinity, then the lower id first."""
+def ordered(biased: Float32):
+    """32 bits, none of them zero, in the order of the scores; NaN as minus infinity."""
     bits = as_word(biased)
     bits = Uint32(0xFF800000) if biased != biased else bits
     flip = Uint32(Int32(bits) >> 31) | Uint32(0x80000000)
-    return Uint64(bits ^ flip) << 32 | Uint64(Uint32(0xFFFFFFFF) - Uint32(expert))
+    return bits ^ flip
+
+
+@cute.jit
+def key_of(high: Uint32, expert: Int32):
+    """64 bits that order experts: by biased score, then the lower id first."""
+    return both(Uint32(0xFFFFFFFF) - Uint32(expert), high)
 
 
 @cute.jit
@@ -144,17 +150,17 @@ def choose(
             best[local * 32 + lane] = Uint64(0)
         if lane < 2:
             counts[local * 2 + lane] = Int32(0)
-    keys, found = [], []
+    highs, found = [], []
     top, odd = Uint64(0), Int32(0)
     for i in cutlass.range_constexpr(C.pairs_a_lane):
         live = C.pair(lane, i) < C.pairs
         for h in cutlass.range_constexpr(2):
             score = rounded_op(SIGMOID, as_float(words[2 * i + h]))
             biased = rounded_op(ADD, score, as_float(bias[2 * i + h]))
-            key = key_of(biased, 2 * pairs[i] + h)
-            key = key if live else Uint64(0)
+            high = ordered(biased) if live else Uint32(0)
+            key = key_of(high, 2 * pairs[i] + h)
             odd += Int32(1) if live & (biased != biased) else Int32(0)
-            keys.append(key)
+            highs.append(high)
             found.append(score)
             top = key if key > top else top
     for step in cutlass.range_constexpr(5):
@@ -166,15 +172,16 @@ def choose(
     meet(local, C)
     mine = Uint64(best[local * 32 + inside])
     above = how_many_above(Int32(best_at.toint()), mine)
-    bar = Uint32(arch.vote_ballot_sync((above == C.top_k - 1) & (mine != Uint64(0))))
+    bar = Uint32(arch.vote_ballot_sync((above == C.top_k - 1) & (mine >> 32 != Uint64(0))))
     source = Int32(arch.popc((bar & (Uint32(0) - bar)) - Uint32(1)))
     low = arch.shuffle_sync(Uint32(mine & Uint64(0xFFFFFFFF)), source)
     high = arch.shuffle_sync(Uint32(mine >> 32), source)
     least = both(Uint32(low), Uint32(high))
     for j in cutlass.range_constexpr(2 * C.pairs_a_lane):
-        if keys[j] >= least:
+        key = key_of(highs[j], 2 * pairs[j // 2] + j % 2)
+        if key >= least:
             place = arch.atomic_add(counts.iterator + local * 2, Int32(1), sem="relaxed", scope="cta")
-            candidates[local * C.most + place] = keys[j]
+            candidates[local * C.most + place] = key
             scores[local * C.most + place] = found[j]
     if odd > 0:
         arch.atomic_add(counts.iterator + (local * 2 + 1), odd, sem="relaxed", scope="cta")

@@ -62,7 +62,10 @@ class CuteFusedEngine(Engine):
                 f"{{split_k}} blocks of {{warps_n}} x {{warps_k}} warps cannot share the choice of {problem.rows} rows",
             ),
             Constraint(
-                lambda c: choice_registers(choice_of(problem, c)) <= register_limit(front_of(problem, c).threads, gpu),
+                lambda c: (
+                    choice_registers(choice_of(problem, c), polls=True)
+                    <= register_limit(front_of(problem, c).threads, gpu)
+                ),
                 "the experts a thread holds exceed its registers",
             ),
             Constraint(

@@ -76,7 +76,10 @@ class CuteMmaEngine(Engine):
                     "{blocks} blocks of {warps} warps cannot share the rows: too many rows for warps, barriers or groups",
                 ),
                 Constraint(
-                    lambda c: choice_registers(choice_of(problem, c)) <= register_limit(32 * int(c["warps"]), gpu),
+                    lambda c: (
+                        choice_registers(choice_of(problem, c), polls=False)
+                        <= register_limit(32 * int(c["warps"]), gpu)
+                    ),
                     "the experts a thread holds exceed its registers",
                 ),
                 Constraint(lambda c: c["release"] != "loads", "a choice loads no weights: entry or end"),

@@ -123,12 +123,12 @@ class RouterFamily(TwinFamily):
         assert isinstance(problem, Router)
         rows = problem.rows
         ranks = 1 if problem.kind == "front" else problem.tp
-        shards = {
+        shards: dict[str, tuple[tuple[int, ...], str]] = {
             "logits": ((rows, ranks * problem.experts), "float32"),
             "latent": ((rows, ranks * problem.latent), "bfloat16"),
         }
         shape = (rows, problem.top_k)
-        choice = {"ids": (shape, "int32"), "weights": (shape, "float32")}
+        choice: dict[str, tuple[tuple[int, ...], str]] = {"ids": (shape, "int32"), "weights": (shape, "float32")}
         if problem.kind == "front":
             return shards
         return choice if problem.kind == "choice" else {**shards, **choice}
