@@ -102,20 +102,26 @@ class StudyIdentity:
             InputError: names the first field that differs, with both values.
         """
         check_schema(stored, path)
-        for field, here in self.to_json().items():
-            there = stored.get(field, {} if field == "fixed" else None)
-            if isinstance(here, Mapping) and isinstance(there, Mapping):
-                changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
-                if changed:
-                    field, here, there = f"{field}.{changed[0]}", here.get(changed[0]), there.get(changed[0])
-                else:
-                    continue
-            if here != there:
-                what = "the kernel changed since" if field in KERNEL_FIELDS else "it was made for another one"
-                raise InputError(
-                    f"study {path} has another {field} ({there!r}, now {here!r}; {what}): "
-                    "--fresh keeps the old study beside a new one, --study PATH tunes into another file"
-                )
+        if differs := first_difference(stored, self.to_json()):
+            field, there, here = differs
+            what = "the kernel changed since" if field in KERNEL_FIELDS else "it was made for another one"
+            raise InputError(
+                f"study {path} has another {field} ({there!r}, now {here!r}; {what}): "
+                "--fresh keeps the old study beside a new one, --study PATH tunes into another file"
+            )
+
+
+def first_difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first field that differs, as it is stored and as it is now; None where none does. Fields in fields are named with a dot."""
+    for field, here in now.items():
+        there = stored.get(field, {} if field == "fixed" else None)
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
+            if changed:
+                return f"{field}.{changed[0]}", there.get(changed[0]), here.get(changed[0])
+        elif here != there:
+            return field, there, here
+    return None
 
 
 def check_schema(stored: Mapping[str, Any], path: Path) -> None:

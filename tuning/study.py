@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ..kernels.errors import InputError
 from ..kernels.space import Config, Space, config_digest
@@ -129,7 +129,7 @@ def check_note(path: Path, name: str, note: Any) -> None:
 
 
 @contextlib.contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna's notes about created studies are not the user's news."""
     import optuna
 
@@ -183,7 +183,7 @@ class TuningStudy:
             if fresh and place.exists():
                 put_aside(place)
             if not place.exists() or place.stat().st_size == 0:
-                with writing(path), created_whole(place) as temporary, _quiet_optuna():
+                with writing(path), created_whole(place) as temporary, quiet_optuna():
                     storage = connect(temporary, path)
                     study = optuna.create_study(storage=storage, study_name=identity.name, direction="minimize")
                     study.set_user_attr(IDENTITY, identity.to_json())
@@ -213,7 +213,7 @@ class TuningStudy:
         import optuna
 
         storage = open_storage(path)
-        with reading(path), _quiet_optuna():
+        with reading(path), quiet_optuna():
             names = optuna.get_all_study_names(storage)
             if len(names) != 1:
                 raise InputError(f"{path} holds {len(names)} Optuna studies; a k3lab study is one a file")
@@ -224,7 +224,7 @@ class TuningStudy:
         check_schema(identity, path)
         return cls(path, storage, study, lock)
 
-    def __enter__(self) -> TuningStudy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -260,7 +260,7 @@ class TuningStudy:
     def trials(self) -> list[TrialRecord]:
         """All trials, in the order they were started."""
         with reading(self.path):
-            return [_record(trial) for trial in self._study.get_trials(deepcopy=False)]
+            return [record_of(trial) for trial in self._study.get_trials(deepcopy=False)]
 
     def unfinished(self) -> list[TrialRecord]:
         """Trials a dead process left running."""
@@ -298,7 +298,8 @@ class TuningStudy:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
-def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+def record_of(trial: optuna.trial.FrozenTrial) -> TrialRecord:
+    """A trial as Optuna keeps it."""
     stored: Mapping[str, Any] | None = trial.user_attrs.get(OUTCOME)
     return TrialRecord(
         number=trial.number,

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 from k3lab.kernels import config_digest
@@ -64,6 +65,14 @@ def log(task: Any) -> None:
             file.write(json.dumps([task.job.kind, config_digest(task.job.config), os.getpid()]) + "\n")
 
 
+def _slower() -> float:
+    """How much slower than others this GPU is: ``FAKE_SLOWER`` names a file that says so."""
+    try:
+        return float(Path(os.environ["FAKE_SLOWER"]).read_text())
+    except (KeyError, OSError):
+        return 1.0
+
+
 def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
     config = dict(task.job.config)
     log(task)
@@ -79,7 +88,7 @@ def _evaluate(task: Any, stage: Any, measured: bool) -> Outcome:
     if broken := _break(fault):
         return broken
     stage("time")
-    value = float("nan") if fault == "nan" else latency_us(task.engine.name, config)
+    value = float("nan") if fault == "nan" else latency_us(task.engine.name, config) * _slower()
     kernel = {
         "kernel": "k3_fake",
         "registers": 32,
