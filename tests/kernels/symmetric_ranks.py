@@ -1,7 +1,7 @@
-"""Real processes, one a rank, all on one GPU: ``python symmetric_ranks.py SIZE SCENARIO CONFIG FOLDER`` writes ``FOLDER/RANK.pt``.
+"""Real processes, one a rank, on as many GPUs as there are: ``python symmetric_ranks.py SIZE SCENARIO CONFIG FOLDER`` writes ``FOLDER/RANK.pt``.
 
-The processes are time-sliced, so an exchange takes as long as the GPU takes to come round. Forked before anything
-touches the GPU.
+Processes that share a GPU are time-sliced, so an exchange takes as long as the GPU takes to come round; with a GPU a rank
+the stores go over NVLink. Forked before anything touches a GPU.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ SCENARIOS = {one.__name__: one for one in (steps, late, stalled, killed)}
 def rank_main(rank: int, size: int, port: int, scenario: str, form: str, folder: Path) -> None:
     """One rank; what went wrong is left as text."""
     join(rank, size, port, PATIENT_S)
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     try:
         found = SCENARIOS[scenario](rank, size, form)
     except Exception as error:
