@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ def rank_slices(spec: TensorSpec, tp: int, rank: int, *, stacked: bool) -> tuple
     return tuple(parts[1:] if stacked else parts)
 
 
-def _fill(
-    shards: OpenShards, tensors: Iterable[StoredTensor], specs: dict[str, TensorSpec], out: dict[str, torch.Tensor],
-    tp: int, rank: int, loaded: Callable[[int], None],
+def fill(
+    shards: OpenShards, tensors: Iterable[StoredTensor], specs: Mapping[str, TensorSpec], out: Mapping[str, torch.Tensor],
+    tp: int, rank: int, loaded: Callable[[int], None] = lambda _count: None,
 ) -> None:  # fmt: skip
+    """Copy a rank's slices of stored tensors to ``out``, by names of the specs; ``loaded`` is told their bytes."""
     for one in tensors:
         spec = specs[one.spec]
         where = rank_slices(spec, tp, rank, stacked=one.expert is not None)
@@ -103,7 +104,7 @@ def load_rank(
     def part(tensors: Iterable[StoredTensor], specs: tuple[TensorSpec, ...]) -> dict[str, torch.Tensor]:
         out = empty_tensors(specs, tp, dtype=dtype, device=device)
         with OpenShards(checkpoint) as shards:
-            _fill(shards, tensors, {spec.name: spec for spec in specs}, out, tp, rank, loaded)
+            fill(shards, tensors, {spec.name: spec for spec in specs}, out, tp, rank, loaded)
         return out
 
     try:
