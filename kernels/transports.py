@@ -216,10 +216,12 @@ class Symmetric:
             raise InputError(
                 f"transport {self.name} is memory of GPUs; mailbox {buffer.name} was asked for on {device}"
             )
+        # with its index: a rank of several GPUs means its current one
+        where = torch.empty(0, device=device).device
         try:
-            own = symmetric.empty(step * self.size, dtype=torch.uint8, device=torch.device(device))
+            own = symmetric.empty(step * self.size, dtype=torch.uint8, device=where)
             own.zero_()
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(where)
             return own, symmetric.rendezvous(own, self.group)
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0]
