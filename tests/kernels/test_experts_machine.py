@@ -1,0 +1,175 @@
+"""The experts' CuTe DSL kernel as the compiler made it, run on the CPU by :mod:`ptx_machine`: the twin's bits, launch after launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from k3lab.kernels.experts.cute_engine import CuteEngine, plan_of
+from k3lab.kernels.gpu_cards import GpuCard, gpu_card
+
+from .experts_case import FAMILY, exact_inputs, exact_outputs, exact_problem
+from .ptx_machine import Machine, Memory, Step
+
+WIDTHS = {"latent": 512, "hidden": 512, "intermediate": 64, "shared_intermediate": 64, "experts": 12, "top_k": 3}
+BEFORE = {"ld.global.L1_no_allocate.L2_cache_hint.v4.u32"}
+CONFIG = {
+    "warps": 4,
+    "depth": 2,
+    "x_depth": 2,
+    "tasks": 2,
+    "per_sm": 1,
+    "sms": 2,
+    "release": "loads",
+    "k_order": "free",
+}
+
+
+def card() -> GpuCard:
+    return dataclasses.replace(gpu_card("H200"), sms=2)
+
+
+class ExpertsMachine(Machine):
+    """With the instructions that this kernel adds."""
+
+    def do_lop3(self, step: Step, who: np.ndarray) -> None:
+        a, b, c = (self.get(arg, who, "u32") for arg in step.args[1:4])
+        table, found = int(step.args[4], 0), np.zeros(len(who), dtype=np.uint32)
+        for place in range(8):
+            if table >> place & 1:
+                part = (a if place & 4 else ~a) & (b if place & 2 else ~b) & (c if place & 1 else ~c)
+                found |= part
+        self.put(step.args[0], who, found)
+
+    def do_shf(self, step: Step, who: np.ndarray) -> None:
+        assert step.name[1:3] == ("l", "wrap")
+        low, high = (self.get(arg, who, "u32").astype(np.uint64) for arg in step.args[1:3])
+        by = self.get(step.args[3], who, "u32").astype(np.uint64) & np.uint64(31)
+        whole = (high << np.uint64(32) | low) << by
+        self.put(step.args[0], who, (whole >> np.uint64(32)).astype(np.uint32))
+
+    def do_ex2(self, step: Step, who: np.ndarray) -> None:
+        with np.errstate(all="ignore"):
+            self.put(step.args[0], who, np.exp2(self.get(step.args[1], who, "f32")))
+
+    def do_mul(self, step: Step, who: np.ndarray) -> None:
+        if step.name[-1] != "bf16x2":
+            super().do_mul(step, who)
+            return
+        halves = [self.bf16(arg, who) for arg in step.args[1:3]]
+        with np.errstate(all="ignore"):
+            low, high = (self.rounded(a * b) for a, b in zip(*halves, strict=True))
+        self.put(step.args[0], who, high << np.uint32(16) | low)
+
+    def do_red(self, step: Step, who: np.ndarray) -> None:
+        if "shared" not in step.name:
+            super().do_red(step, who)
+            return
+        at, value = self.address(step.args[0], who, "u32"), self.get(step.args[1], who, "u32")
+        for thread, one, bits in zip(who, at, value, strict=True):
+            self.shared[self.local[thread], one : one + 4].view(np.uint32)[0] |= bits
+
+    def do_ld(self, step: Step, who: np.ndarray) -> None:
+        if step.name[-1] != "b128":
+            super().do_ld(step, who)
+            return
+        at = self.address(step.args[1], who, "u64")
+        assert (at % 16 == 0).all() and self.waited[who].all()
+        found = np.ascontiguousarray(self.memory[at[:, None] + np.arange(16)]).view(np.uint64)
+        for half in range(2):
+            self.put(f"{step.args[0]}:{half}", who, found[:, half])
+
+    def do_st(self, step: Step, who: np.ndarray) -> None:
+        if step.name[-1] != "b128":
+            super().do_st(step, who)
+            return
+        at = self.address(step.args[0], who, "u64")
+        assert (at % 16 == 0).all() and self.waited[who].all()
+        both = np.stack([self.get(f"{step.args[1]}:{half}", who, "u64") for half in range(2)], axis=1)
+        self.memory[at[:, None] + np.arange(16)] = np.ascontiguousarray(both).view(np.uint8)
+
+    def do_mov(self, step: Step, who: np.ndarray) -> None:
+        if step.name[-1] != "b128":
+            super().do_mov(step, who)
+            return
+        targets, sources = self.words(step.args[0]), self.words(step.args[1])
+        targets = targets if len(targets) == 2 else [f"{targets[0]}:{half}" for half in range(2)]
+        sources = sources if len(sources) == 2 else [f"{sources[0]}:{half}" for half in range(2)]
+        for target, source in zip(targets, sources, strict=True):
+            self.put(target, who, self.get(source, who, "u64"))
+
+
+def compiled_ptx(problem: Any, config: dict[str, Any], monkeypatch: Any) -> tuple[Any, str]:
+    """(compiled, PTX text of its kernel)."""
+    import k3lab.kernels.cute_compile as compiler
+    from cutlass import cute
+
+    texts = []
+
+    def compile_(*args: Any, **options: Any) -> Any:
+        made = cute.compile(*args, **options)
+        text = made.artifacts.PTX
+        texts.append(text if isinstance(text, str) else text.decode())
+        return made
+
+    fake = type("cute", (), {"compile": staticmethod(compile_)})
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "cute", fake)
+        compiled = CuteEngine().compile(problem, config, "sm_90a")
+    return compiled, texts[-1]
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.contiguous().view(torch.int16 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy()
+
+
+CASES = {
+    "both experts, fewer rows than compiled for": ({"rows": 5, "kind": "bf16"}, {}, 3),
+    "more rows of an expert than an item has": (
+        {"rows": 11, "top_k": 1, "experts": 2, "intermediate": 32},
+        {"tasks": 1, "depth": 4},
+        11,
+    ),
+    "more than 32 rows": ({"rows": 34, "top_k": 1, "intermediate": 32}, {"tasks": 4, "x_depth": 4}, 34),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
+    change, chosen, live = CASES[name]
+    change = {**WIDTHS, **change}
+    problem = exact_problem(change.pop("rows"), change.pop("kind", "routed"), **change)
+    config = {**CONFIG, **chosen}
+    engine = CuteEngine()
+    assert engine.refuses(problem, "sm_90a") is None and plan_of(problem, config).refusal() is None
+    compiled, text = compiled_ptx(problem, config, monkeypatch)
+    (launch,) = compiled.launches
+    memory, at = Memory(1 << 23), {}
+    inputs = exact_inputs(problem, 3)
+    for one, tensor in inputs.items():
+        given = tensor.clone()
+        if one in ("latent", "x"):
+            given[live:] = float("nan")
+        at[one] = memory.add(one, bits(given))
+    for one, (shape, _) in FAMILY.output_specs(problem).items():
+        at[one] = memory.add(one, np.full(shape, 0x7FFF, dtype=np.int16))
+    for buffer in compiled.buffers:
+        kind = np.int16 if buffer.dtype == "bfloat16" else np.int32
+        at[buffer.name] = memory.add(buffer.name, np.full(buffer.shape, 0 if buffer.persistent else 0x7FFF, dtype=kind))
+    values = [live if arg.kind == "int32" else at.get(arg.name, 0) for arg in launch.args]
+    for turn in range(2 if problem.has_shared else 1):
+        for one, (shape, _) in FAMILY.output_specs(problem).items():
+            memory.data[at[one] : at[one] + 2 * math.prod(shape)] = 0xFF
+        machine = ExpertsMachine(text, memory.data, values, launch.threads, 1, launch.shared_bytes, seed=turn)
+        machine.run(0, launch.grid[0])
+        assert memory.guards_hold()
+        assert set(machine.before_wait) == (BEFORE if problem.has_shared else set())
+        assert (memory.get("epochs") == turn + 1).all() and not memory.get("health").any()
+        for one, wanted in exact_outputs(problem, inputs).items():
+            got = torch.from_numpy(memory.get(one)).view(torch.bfloat16)
+            assert torch.equal(got[:live].view(torch.int16), wanted[:live].view(torch.int16)), one
+            assert got[live:].isnan().all(), f"{one} was written beyond its rows"
