@@ -224,6 +224,16 @@ class Lab:
 
         return shown_roofline(self.family, self.problem, self.gpu, tp or (4, 8, 16), rows, self._made)
 
+    def recorded(self, results: str | Path = "results") -> Shown:
+        """What a folder of results knows of this problem, measured or predicted, on every GPU: needs no GPU.
+
+        Raises:
+            InputError: nothing of its shape.
+        """
+        from .table_data import shown_record
+
+        return shown_record(self.family, self.problem, Path(results))
+
     def trace(self, path: str | Path | None = None, budget: str | None = None) -> Shown:
         """A decode trace judged against a layer budget: verdict, what costs most, this family's share, and a typical layer drawn.
 

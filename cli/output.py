@@ -64,12 +64,12 @@ def plain(value: Any) -> Any:
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console; wide where its output goes to a file or a pipe, so that tables keep their columns."""
+    """A rich console; wide where its output goes to a file, a pipe or a notebook, so that tables keep their columns."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False)
-    if not made.is_terminal:
-        made = Console(stderr=stderr, highlight=False, width=PIPE_WIDTH)
+    made = Console(stderr=stderr, highlight=False, force_jupyter=False)  # its widgets need a package of their own
+    if not made.file.isatty():
+        made = Console(stderr=stderr, highlight=False, width=PIPE_WIDTH, force_jupyter=False)
     return made
 
 

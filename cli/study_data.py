@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +59,37 @@ def ended(trials: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]
     return [(trial["config"], trial["value"]) for trial in trials if trial["value"] is not None]
 
 
-def _known(studies: Sequence[dict[str, Any]], name: str, problem: dict[str, Any], gpu: str) -> dict[str, Any] | None:
-    """The study of the family and problem on the GPU: a measured one before a predicted one."""
-    fitting = [
-        study
+def _known(
+    studies: Sequence[Mapping[str, Any]],
+    recorded: Sequence[Mapping[str, Any]],
+    name: str,
+    problem: dict[str, Any],
+    gpu: str,
+) -> tuple[float, str] | None:
+    """Time and evidence of the problem on the GPU: measured before predicted, a study shown before a record."""
+    found = [
+        (study["evidence"] != "measured", False, study["choice"]["value_us"], study["evidence"])
         for study in studies
         if (study["family"], study["gpu"], study["problem"]) == (name, gpu, problem) and study["choice"]
     ]
-    return min(fitting, key=lambda study: (study["evidence"] != "measured", study["choice"]["value_us"]), default=None)
+    found += [
+        (row["evidence"] != "measured", True, row["us"], row["evidence"])
+        for row in recorded
+        if (row["family"], row["gpu"], row["problem"]) == (name, gpu, problem)
+    ]
+    return min(found)[2:] if found else None
 
 
 def layer_data(
-    card: ModelCard, tp: int, rows: int, kind: str, gpu: GpuCard, studies: Sequence[dict[str, Any]] = ()
+    card: ModelCard,
+    tp: int,
+    rows: int,
+    kind: str,
+    gpu: GpuCard,
+    studies: Sequence[dict[str, Any]] = (),
+    recorded: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """One MoE layer, family by family: bytes, floor, and the time of a study's winner where there is one.
+    """One MoE layer, family by family: bytes, floor, and the time of a winner where a study or a record has one.
 
     ``sum_us`` takes the winner's time where one is known and the floor elsewhere, without collectives and without
     what lies between kernels; ``evidence`` and ``basis`` say what it rests on. Only of floors alone is it a bound.
@@ -87,13 +104,13 @@ def layer_data(
         owner = family(name or kind)
         problem = owner.problem(card, tp=tp, rows=rows, kind=kind if by_kind and kind in owner.kinds else None)
         moved = owner.traffic(problem).bytes
-        known = _known(studies, owner.name, problem.to_json(), gpu.name)
+        known = _known(studies, recorded, owner.name, problem.to_json(), gpu.name)
         parts.append({
             "family": owner.name,
             "bytes": moved,
             "floor_us": moved / gpu.read_bandwidth * 1e6,
-            "time_us": known["choice"]["value_us"] if known else None,
-            "evidence": known["evidence"] if known else "floor",
+            "time_us": known[0] if known else None,
+            "evidence": known[1] if known else "floor",
         })  # fmt: skip
     evidence, basis = layer_basis(parts)
     return {
