@@ -10,7 +10,7 @@ from k3lab.kernels.health import check_health, rearm, set_limit
 from .experts_case import FAMILY, Case, exact_problem
 
 pytestmark = pytest.mark.gpu
-CUTE = FAMILY.engine("cute")
+CUTE, TRITON = FAMILY.engine("cute"), FAMILY.engine("triton")
 SHAPES = [(16, rows, kind) for kind in ("routed", "bf16") for rows in (1, 2, 3, 8, 9, 33, 64)] + [
     (8, 8, "bf16"),
     (4, 3, "bf16"),
@@ -174,3 +174,11 @@ def test_timed_calls_read_other_experts(device):
     seen = torch.cat([one["ids"].flatten() for one in copies[: 896 // 16]])
     assert len(seen.unique()) == len(seen) and len(copies) * 17.5e6 > 400e6
     assert len({one["w13"].data_ptr() for one in copies}) == 1
+
+
+@pytest.mark.parametrize(("tp", "rows", "kind"), [(16, 1, "routed"), (16, 8, "bf16"), (8, 3, "bf16"), (16, 33, "bf16")])
+def test_the_triton_engine_equals_the_twin(device, tp, rows, kind):
+    case = Case(device, exact_problem(rows, kind, tp), TRITON)
+    for live in dict.fromkeys((rows, 1)):
+        case.run(live)
+        case.judge(live)
