@@ -227,6 +227,7 @@ def judge(monkeypatch):
             carveout = 0
 
             def __init__(self, compiled: Compiled) -> None:
+                self.compiled = compiled
                 self.buffers = {
                     buffer.name: torch.zeros(buffer.shape, dtype=torch.int32) for buffer in compiled.buffers
                 }
