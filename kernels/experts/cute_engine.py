@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
-INVARIANT = {"warps": 16}
+INVARIANT = {"warps": 8}
 """What the order of the sums depends on, pinned for batch-invariant results."""
 RESERVED_REGISTERS = 56
 """Addresses, loop state, a step's operands and the allocator's slack, beside what is in flight."""

@@ -70,7 +70,7 @@ def test_spaces_are_legal_and_their_grids_fit_at_once(card, tp, kind):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"k_order": "invariant", "warps": 8, "x_depth": 2}, "invariant needs warps 16"),
+        ({"k_order": "invariant"}, "invariant needs warps 8"),
         ({"depth": 4}, "do not divide the widths"),
         ({"tasks": 2}, "do not divide the widths"),
         ({"per_sm": 2}, "exceeds the registers"),
@@ -82,11 +82,13 @@ def test_illegal_configs_are_explained(change, why):
     assert why in space.illegal({**space.default, **change})
 
 
-def test_invariant_configs_sum_in_one_order_at_any_rows_and_tp():
+def test_there_is_an_invariant_choice_in_one_order_at_any_rows_and_tp():
     orders = set()
-    for rows, tp in ((1, 16), (8, 8), (32, 4)):
-        one = problem(rows, "routed", tp)
-        orders.add(ENGINE.summation_order(one, config(one, k_order="invariant")))
+    for rows, tp, kind in ((1, 16, "bf16"), (8, 8, "routed"), (32, 4, "mxfp8_ceil"), (64, 16, "bf16")):
+        one = problem(rows, kind, tp)
+        space = ENGINE.space(one, CARDS["sm_90a"]).restricted({"k_order": "invariant"})
+        orders.add(ENGINE.summation_order(one, space.default))
+        assert space.default["warps"] == 8
     assert len(orders) == 1
 
 
