@@ -87,7 +87,8 @@ class TunedOperators(AutoOperators):
         self._compiled_for = {choice.kind: choice.place[3] for choice in tuned if choice.family == "output_projection"}
         most = (card.num_attn_res_blocks, card.hidden_size)
         self._saved = {
-            rows: SavedBlocks(most[0], rows, most[1], dtype=dtype, device=device) for rows in set(self._compiled_for.values())
+            rows: SavedBlocks(most[0], rows, most[1], dtype=dtype, device=device)
+            for rows in set(self._compiled_for.values())
         }
 
     def attention_projection(self, x: Tensor, attention: KdaAttention | MlaAttention) -> Tensor:
