@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from k3lab.kernels.experts.cute_engine import CuteEngine, plan_of
-from k3lab.kernels.gpu_cards import GpuCard, gpu_card
+from k3lab.kernels.health import LIMIT, Phase, read
 
 from .experts_case import FAMILY, exact_inputs, exact_outputs, exact_problem
 from .ptx_machine import Machine, Memory, Step
@@ -27,10 +27,6 @@ CONFIG = {
     "release": "loads",
     "k_order": "free",
 }
-
-
-def card() -> GpuCard:
-    return dataclasses.replace(gpu_card("H200"), sms=2)
 
 
 class ExpertsMachine(Machine):
@@ -138,16 +134,36 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
-    change, chosen, live = CASES[name]
+@dataclasses.dataclass
+class Launched:
+    """A compiled problem with its tensors in a machine's memory."""
+
+    problem: Any
+    live: int
+    inputs: dict[str, torch.Tensor]
+    compiled: Any
+    text: str
+    memory: Memory
+    at: dict[str, int]
+
+    def run(self, seed: int, tick: int = 0) -> ExpertsMachine:
+        (launch,) = self.compiled.launches
+        for one, (shape, _) in FAMILY.output_specs(self.problem).items():
+            self.memory.data[self.at[one] : self.at[one] + 2 * math.prod(shape)] = 0xFF
+        values = [self.live if arg.kind == "int32" else self.at.get(arg.name, 0) for arg in launch.args]
+        machine = ExpertsMachine(self.text, self.memory.data, values, launch.threads, 1, launch.shared_bytes, seed=seed)
+        machine.tick = tick
+        machine.run(0, launch.grid[0])
+        assert self.memory.guards_hold()
+        return machine
+
+
+def launched(monkeypatch, change: dict[str, Any], chosen: dict[str, Any], live: int) -> Launched:
     change = {**WIDTHS, **change}
     problem = exact_problem(change.pop("rows"), change.pop("kind", "routed"), **change)
     config = {**CONFIG, **chosen}
-    engine = CuteEngine()
-    assert engine.refuses(problem, "sm_90a") is None and plan_of(problem, config).refusal() is None
+    assert CuteEngine().refuses(problem, "sm_90a") is None and plan_of(problem, config).refusal() is None
     compiled, text = compiled_ptx(problem, config, monkeypatch)
-    (launch,) = compiled.launches
     memory, at = Memory(1 << 23), {}
     inputs = exact_inputs(problem, 3)
     for one, tensor in inputs.items():
@@ -160,16 +176,30 @@ def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
     for buffer in compiled.buffers:
         kind = np.int16 if buffer.dtype == "bfloat16" else np.int32
         at[buffer.name] = memory.add(buffer.name, np.full(buffer.shape, 0 if buffer.persistent else 0x7FFF, dtype=kind))
-    values = [live if arg.kind == "int32" else at.get(arg.name, 0) for arg in launch.args]
+    return Launched(problem, live, inputs, compiled, text, memory, at)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
+    made = launched(monkeypatch, *CASES[name])
+    problem, live = made.problem, made.live
     for turn in range(2 if problem.has_shared else 1):
-        for one, (shape, _) in FAMILY.output_specs(problem).items():
-            memory.data[at[one] : at[one] + 2 * math.prod(shape)] = 0xFF
-        machine = ExpertsMachine(text, memory.data, values, launch.threads, 1, launch.shared_bytes, seed=turn)
-        machine.run(0, launch.grid[0])
-        assert memory.guards_hold()
+        machine = made.run(turn)
         assert set(machine.before_wait) == (BEFORE if problem.has_shared else set())
-        assert (memory.get("epochs") == turn + 1).all() and not memory.get("health").any()
-        for one, wanted in exact_outputs(problem, inputs).items():
-            got = torch.from_numpy(memory.get(one)).view(torch.bfloat16)
+        assert (made.memory.get("epochs") == turn + 1).all() and not made.memory.get("health").any()
+        for one, wanted in exact_outputs(problem, made.inputs).items():
+            got = torch.from_numpy(made.memory.get(one)).view(torch.bfloat16)
             assert torch.equal(got[:live].view(torch.int16), wanted[:live].view(torch.int16)), one
             assert got[live:].isnan().all(), f"{one} was written beyond its rows"
+
+
+def test_blocks_that_wait_for_one_that_never_publishes_give_up_and_say_so(monkeypatch):
+    made = launched(monkeypatch, {"rows": 1, "kind": "routed", "intermediate": 32}, {"tasks": 4}, 1)
+    limit = made.at["health"] + 4 * LIMIT
+    made.memory.data[limit : limit + 4].view(np.int32)[0] = 1_000_000
+    first = made.at["epochs"]
+    made.memory.data[first : first + 4].view(np.int32)[0] = 40  # block 0 publishes under another epoch than block 1
+    made.run(0, tick=200)
+    report = read(made.memory.get("health").tolist())
+    assert report is not None and report.phase is Phase.ROW and report.epoch in (1, 41)
+    assert "a block of this GPU did not publish" in report.message()
