@@ -12,6 +12,8 @@ from .cute_words import STORE_ONE, STORE_TWO, as_word, piece, two_bf16
 
 ONE = 0x3F803F80
 LOAD_PEER = "ld.global.u32 $0, [$1];"
+# turns of which the table's words are asked for beside the activations
+EARLY = 2
 
 
 @cute.jit
@@ -112,6 +114,28 @@ def push_pairs(
 
 
 @cute.jit
+def to_send(peers: Int64, tile: Int32, part: Int32, t: Int32, to: Int32, F: cutlass.Constexpr):
+    """What a thread sends in each turn: (whether, whether logits, row, output, word, the table's words).
+
+    The table is read whether or not the slot plays another rank: an address that hung on that would be a second trip to
+    memory one after the other.
+    """
+    B, found = F.board, []
+    for turn in cutlass.range_constexpr(F.turns):
+        pair = part * F.share + F.place(t, turn)
+        n = tile * F.tile + pair % F.columns * 2
+        row = pair // F.columns
+        there = (F.place(t, turn) < F.share) & (pair < F.pairs) & (n < F.outputs) & (to < B.ranks)
+        is_logit = n < B.logits
+        word = n if is_logit else B.logits + (n - B.logits) // 2
+        at = peers + ((to * B.rows + row) * B.words + word) * 4
+        at = at if there else peers
+        second = at + (4 if is_logit else 0)
+        found.append((there, is_logit, row, n, word, read(LOAD_PEER, at, 1, []), read(LOAD_PEER, second, 1, [])))
+    return found
+
+
+@cute.jit
 def keep_pair(
     logits: Int64,
     latent: Int64,
@@ -177,6 +201,9 @@ def front(
     to = F.rank(t)
     whom = read(LOAD_TARGET, targets + cutlass.min(to, B.ranks - 1) * 16, 4, [])
     other = whom[2] != Uint32(ONE)
+    sent = []
+    if cutlass.const_expr(F.turns <= EARLY):
+        sent = to_send(peers, tile, part, t, to, F)
     if cutlass.const_expr(RELEASE == "loads" and depth == F.steps):
         arch.griddepcontrol_launch_dependents()
     acc = [Float32(0.0)] * (F.m_tiles * F.n_tiles * 4)
@@ -192,28 +219,8 @@ def front(
         x_in[d] = each(LOAD_X, x_at, (F.steps - rest + d) * stride, [])
     if cutlass.const_expr(RELEASE == "loads" and depth < F.steps):
         arch.griddepcontrol_launch_dependents()
-    # who else's words a lane sends: asked for while the last weights are on their way
-    sent = []
-    for turn in cutlass.range_constexpr(F.turns):
-        pair = part * F.share + F.place(t, turn)
-        n = tile * F.tile + pair % F.columns * 2
-        row = pair // F.columns
-        there = (F.place(t, turn) < F.share) & (pair < F.pairs) & (n < F.outputs) & (to < B.ranks)
-        is_logit = n < B.logits
-        word = n if is_logit else B.logits + (n - B.logits) // 2
-        at = peers + ((to * B.rows + row) * B.words + word) * 4
-        at = at if other & there else health
-        sent.append(
-            (
-                there,
-                is_logit,
-                row,
-                n,
-                word,
-                read(LOAD_PEER, at, 1, []),
-                read(LOAD_PEER, at + (4 if is_logit else 0), 1, []),
-            )
-        )
+    if cutlass.const_expr(F.turns > EARLY):  # until now sums and operands had the registers
+        sent = to_send(peers, tile, part, t, to, F)
     for d in cutlass.range_constexpr(rest, depth):
         acc = multiply(acc, w_in[d], x_in[d], F.halves)
     for d in cutlass.range_constexpr(rest):
@@ -249,17 +256,17 @@ def front(
         else:
             low, high = pair_of_parts(sums, i, Int32(0), 1, F)
         both = two_bf16(low, high)
-        one = as_word(low) if is_logit else both
-        two = as_word(high)
-        mine = there & (to == 0) & (row < rows) if cutlass.const_expr(KEEP) else False
-        if mine:
-            keep_pair(logits, latent, is_logit, row, n, one, two, F)
-        one = first[0] if other else one
-        two = second[0] if other else two
+        own = as_word(low) if is_logit else both
+        two_own = as_word(high)
+        one = first[0] if other else own
+        two = second[0] if other else two_own
         address = (Int64(whom[1]) << 32 | Int64(whom[0])) + B.within(parity, row, word)
         if there & (claim == Uint32(0)):
             if is_logit:
                 arch.inline_ptx(STORE_TWO, read_only_args=[address, one, two, epoch])
             else:
                 arch.inline_ptx(STORE_ONE, read_only_args=[address, one, epoch])
+        mine = there & (to == 0) & (row < rows) if cutlass.const_expr(KEEP) else False
+        if mine:
+            keep_pair(logits, latent, is_logit, row, n, own, two_own, F)
     return epoch
