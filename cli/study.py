@@ -18,6 +18,7 @@ from .tune import (
     MeasureLimit,
     Objective,
     Seed,
+    Storage,
     StudyFile,
     exit_code,
     make_request,
@@ -28,7 +29,9 @@ from .tune import render as render_tuned
 if TYPE_CHECKING:
     from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, help="Look at studies, and record whole spaces as data.")
+app = typer.Typer(
+    no_args_is_help=True, help="Look at studies and at those of many machines, and record whole spaces as data."
+)
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -79,6 +82,50 @@ def show_command(
     from ..tuning.show import show
 
     emit(show(study, top), as_json, render)
+
+
+@app.command("watch")
+def watch_command(
+    storage: Storage = None,
+    study: Annotated[str | None, typer.Option("--study", help="Only the study of that name.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two looks.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Workers, rate, best and time left of the studies in a database; --json prints once."""
+    from .watch import watch
+
+    watch(needed(storage), study, once or as_json, every, as_json)
+
+
+@app.command("pull")
+def pull_command(
+    storage: Storage = None,
+    study: Annotated[str | None, typer.Option("--study", help="Only the study of that name.")] = None,
+    studies: Annotated[Path, typer.Option("--studies", help="Folder that gets a file a study.")] = Path("studies"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Rename files that are there.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy the studies of a database into files, for `study show`, `tune-table`, `export` and the report."""
+    from ..tuning.pull import pull
+    from .watch import render_pulled
+
+    emit({"studies": pull(needed(storage), studies, study, fresh=fresh)}, as_json, render_pulled)
+
+
+def needed(storage: str | None) -> str:
+    """The address.
+
+    Raises:
+        InputError: there is none.
+    """
+    from ..kernels import env
+    from ..kernels.errors import InputError
+
+    storage = storage or env.storage()
+    if storage is None:
+        raise InputError("name the database: --storage postgresql://user@host/database, or K3LAB_STORAGE")
+    return storage
 
 
 @app.command("record")

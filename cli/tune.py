@@ -1,4 +1,4 @@
-"""``k3lab tune``: search an engine's space for a problem on a GPU."""
+"""``k3lab tune``: search an engine's space for a problem on a GPU, alone or with other workers, or a whole layer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .output import Json, emit
-from .select import GPU_NAMES, MAX_SEED, EngineName, Kind, Model, Rows, Tp
+from .select import GPU_NAMES, MAX_SEED, EngineName, Kind, Model, Tp
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..kernels.gpu_cards import GpuCard
-    from ..tuning.tune import TuneRequest
+    from ..tuning.progress import Progress
+    from ..tuning.tune import TuneRequest, TuneResult
 
 FamilyName = Annotated[str, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it.")]
 Gpu = Annotated[
@@ -26,6 +27,12 @@ Objective = Annotated[
     typer.Option("--objective", help="measured or predicted (default: measured if that GPU is here, else predicted)."),
 ]
 StudyFile = Annotated[Path | None, typer.Option("--study", help="Study file (default: one under studies/).")]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage", help="PostgreSQL database that any number of workers tune in, postgresql://user@host/database; --study is a name in it then (default: K3LAB_STORAGE).",
+    ),
+]  # fmt: skip
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the search and of the inputs.")]
 Fix = Annotated[
     list[str] | None,
@@ -102,6 +109,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
     endings = {
         "exhausted": "ended early: no legal config is left to try",
         "interrupted": "interrupted: the same command goes on where it stopped",
+        "budget": "the time is spent: the same command goes on where it stopped",
     }
     if data["ended"] in endings:
         console.print(endings[data["ended"]])
@@ -144,9 +152,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command("tune")
     def tune_command(
-        family: FamilyName,
+        family: Annotated[str | None, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it; none with --layer.")] = None,
         tp: Tp = 16,
-        rows: Rows = 8,
+        rows: Annotated[str, typer.Option("--rows", help="Token rows in the step, 1 to 64; with --layer a list such as 1-8,16,64.")] = "8",
         kind: Kind = None,
         model: Model = "k3",
         gpu: Gpu = None,
@@ -159,30 +167,80 @@ def register(app: typer.Typer) -> None:
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
         jobs: Jobs = None,
+        layer: Annotated[bool, typer.Option("--layer", help="All families, kinds and rows, what promises the layer most first.")] = False,
+        for_: Annotated[str | None, typer.Option("--for", help="Begin no trial after so long: 48h, 90m or 30s; the same command goes on.")] = None,
+        storage: Storage = None,
         fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the old study is renamed, not lost.")] = False,
         as_json: Json = False,
-    ) -> None:
-        """Search an engine's configs with Optuna; the same command resumes a study that was stopped."""
+    ) -> None:  # fmt: skip
+        """Search an engine's configs with Optuna; the same command resumes a study that was stopped, or joins one that is shared."""
+        from ..kernels import env
+        from ..kernels.errors import InputError
         from ..tuning.progress import for_terminal
-        from ..tuning.tune import tune
+        from .layer import duration, tune_all
 
+        storage = storage or env.storage()
+        for_s = duration(for_) if for_ else None
+        if layer:
+            if family or engine or study or fix or fresh:
+                raise InputError(
+                    "--layer tunes all families and engines: name no family, engine, study or parameter, and not --fresh"
+                )
+            tune_all(
+                model,
+                tp,
+                rows,
+                kind,
+                gpu,
+                objective,
+                trials,
+                seed,
+                compile_limit,
+                measure_limit,
+                jobs,
+                for_s,
+                storage,
+                as_json,
+            )
+        if family is None:
+            raise InputError("name a family (`k3lab kernels` lists them), or --layer for all")
         request = make_request(
-            family,
-            model,
-            tp,
-            rows,
-            kind,
-            gpu,
-            engine,
-            objective,
-            study,
-            seed,
-            compile_limit,
-            measure_limit,
-            trials,
-            fix,
-            jobs,
-        )
-        data = tune(replace(request, fresh=fresh), for_terminal(as_json)).to_json()
+            family, model, tp, one_number(rows), kind, gpu, engine, objective, None if storage else study, seed, compile_limit,
+            measure_limit, trials, fix, jobs,
+        )  # fmt: skip
+        if storage and fresh:
+            raise InputError("--fresh is for files; in a database another study is begun with --study NAME")
+        data = run(replace(request, fresh=fresh), for_terminal(as_json), for_s, storage, study).to_json()
         emit(data, as_json, render)
         raise typer.Exit(exit_code(data))
+
+
+def one_number(text: str) -> int:
+    """The row count of a single problem.
+
+    Raises:
+        InputError: it is no whole number.
+    """
+    from ..kernels.errors import InputError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"--rows is {text!r}, must be one whole number (a list only with --layer)") from None
+
+
+def run(
+    request: TuneRequest, progress: Progress, for_s: float | None, storage: str | None, study: Path | None
+) -> TuneResult:
+    """The search, in a file or in a database, with an end or without."""
+    from ..tuning.stop import Stop
+    from ..tuning.tune import tune
+
+    stop = Stop(for_s)
+    with stop.listening():
+        if storage is None:
+            return tune(request, progress, stop=stop)
+        from ..tuning.shared_study import Shared
+        from ..tuning.shared_tune import tune_shared
+
+        return tune_shared(request, Shared(storage, study.name if study else None), progress, stop=stop)

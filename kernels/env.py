@@ -28,6 +28,11 @@ def multicast_off() -> bool:
     return os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "") not in ("", "0")
 
 
+def storage() -> str | None:
+    """``K3LAB_STORAGE``: the database of shared studies, where ``--storage`` is not given: a password there is in no process list."""
+    return os.environ.get("K3LAB_STORAGE") or None
+
+
 def commit() -> str | None:
     """``K3LAB_COMMIT``: the commit to record where k3lab runs from something other than its checkout."""
     return os.environ.get("K3LAB_COMMIT") or None

@@ -6,6 +6,7 @@ of their neighbours. One set of worker processes serves all of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -279,10 +280,10 @@ class _Run:
         return row
 
 
-def tune_table(request: TableRequest, say: Say | None = None) -> TableResult:
+def tune_table(request: TableRequest, say: Say | None = None, *, stop: Stop | None = None) -> TableResult:
     """Run or resume all studies of a table; what is there already is not done again.
 
-    SIGINT, SIGTERM and the budget end it after the running trial.
+    SIGINT, SIGTERM and the budget end it after the running trial; of a run over several tables its ``stop`` does.
 
     Raises:
         InputError: an empty or wrong request, a study that is damaged or of another kernel, no worker.
@@ -298,12 +299,12 @@ def tune_table(request: TableRequest, say: Say | None = None) -> TableResult:
     measured = request.objective == "measured"
     if measured:
         require_gpu(request.gpu)
-    stop = Stop(request.budget_s)
+    listening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if stop is None:
+        stop = Stop(request.budget_s)
+        listening = stop.listening()
     rows = []
-    with (
-        Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers,
-        stop.listening(),
-    ):
+    with Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers, listening:
         run = _Run(request, workers, stop, say or (lambda text: None))
         cells = in_order(request.problems)
         counts = [request.trials if anchor else request.later_trials or request.trials for _, anchor in cells]

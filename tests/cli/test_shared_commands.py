@@ -1,0 +1,78 @@
+"""tune --storage, tune --layer, study watch and study pull as a user types them, with the real compiler and a real database."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tuning"))
+
+import postgres
+
+TUNE = ("tune", "attention_projection", "--rows", "4", "--gpu", "gb300", "--objective", "predicted", "--trials", "2")
+NAME = "attention_projection-triton-kda-tp16-rows4-gb300-predicted"
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    if reason := postgres.missing():
+        pytest.skip(reason)
+    with postgres.running() as server:
+        yield server.create("studies")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main.run([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_from_a_database_to_a_bundle(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = run(capsys, *TUNE, "--storage", address)
+    assert (tuned["study"], tuned["trials"], tuned["evidence"]) == (NAME, 2, "predicted")
+    monkeypatch.setenv("K3LAB_STORAGE", address)
+    assert run(capsys, *TUNE)["new_trials"] == 0
+    assert run(capsys, *TUNE, "--study", "mine")["new_trials"] == 2
+    seen = run(capsys, "study", "watch", "--study", NAME)
+    (study,) = seen["studies"]
+    assert (study["study"], study["trials"], study["left_s"]) == (NAME, 2, 0.0)
+    assert len(study["workers"]) == 2
+    assert main.run(["study", "watch", "--once"]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 2" in text and "predicted" in text and "left" in text
+    assert main.run(["study", "watch", "--every", "0.5"]) == 0  # nothing is left to do: it ends
+    assert NAME in capsys.readouterr().out
+    pulled = run(capsys, "study", "pull", "--study", NAME)
+    assert pulled["studies"][0]["whole"]
+    assert main.run(["study", "pull", "--study", NAME]) == 2
+    file = pulled["studies"][0]["file"]
+    assert run(capsys, "study", "show", file)["choice"]["config"] == tuned["choice"]["config"]
+    (entry,) = run(capsys, "export", file, "--out", "bundle")["entries"]
+    assert entry["config"] == tuned["choice"]["config"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tune", "--rows", "4"), "name a family"),
+        (("tune", "attention_projection", "--layer"), "name no family"),
+        (("tune", "attention_projection", "--rows", "1-4"), "must be one whole number"),
+        (("tune", "--layer", "--kind", "kda"), "leave --kind out"),
+        (("tune", "--layer", "--for", "soon"), "such as 48h"),
+        (("tune", "attention_projection", "--storage", "sqlite:///a"), "loses data when several machines write it"),
+        (("tune", "attention_projection", "--storage", "postgresql://h/d", "--fresh"), "--fresh is for files"),
+        (("study", "watch"), "name the database"),
+        (("study", "pull"), "name the database"),
+    ],
+)
+def test_wrong_calls_are_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(arguments) == 2
+    seen = capsys.readouterr()
+    assert words in seen.err and seen.err.count("\n") == 1 and not seen.out
