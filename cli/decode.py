@@ -168,6 +168,16 @@ def run_command(
     accept: Accept = None,
     gpu: Gpu = "GB300",
     seed: int = typer.Option(0, "--seed", help="Of the random weights and first tokens."),
+    drafts: int = typer.Option(
+        0, "--drafts", help="Tokens drafted for every request and step, up to 7; 0: plain steps."
+    ),
+    temperature: float = typer.Option(0.0, "--temperature", help="With drafts: of sampling; 0 takes the likeliest."),
+    acceptance_length: float | None = typer.Option(
+        None, "--acceptance-length", help="With drafts: SYNTHETIC acceptance of so many mean tokens a step, for timing."
+    ),
+    draft_checkpoint: Path | None = typer.Option(
+        None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."
+    ),
     trace: Path | None = typer.Option(None, "--trace", help="Write a device trace (.json or .json.gz); needs a GPU."),
     as_json: Json = False,
 ) -> None:
@@ -201,6 +211,10 @@ def run_command(
         prompt=prompt,
         chunk=chunk,
         fill=fill,
+        drafts=drafts,
+        temperature=temperature,
+        acceptance_length=acceptance_length,
+        draft_checkpoint=draft_checkpoint,
     )
     loaded = _bundle(bundle, accept)
     shown = console(stderr=True)

@@ -176,13 +176,20 @@ def render_run(console: Console, data: Data) -> None:
         _say(console, f"  request {request}: {shown}")
     if (more := len(data["tokens"]) - 4) > 0:
         _say(console, f"  and {counted(more, 'more request', 'more requests')}")
-    _say(console, f"eager step: {data['step_ns_median'] / 1e6:.3f} ms (median, wall time)")
+    if data["step_ns"]:
+        _say(console, f"eager step: {data['step_ns_median'] / 1e6:.3f} ms (median, wall time)")
     if data["graph_step_ns"]:
         verdict = "the same tokens" if data["graph_agrees"] else "OTHER TOKENS"
         _say(
             console,
             f"graph step: {data['graph_step_ns_median'] / 1e6:.3f} ms (median, device time), {verdict} as eager",
         )
+    if told := data["speculation"]:
+        mean = f", {told['mean_tokens_a_step']:.2f} tokens a step" if told["mean_tokens_a_step"] else ""
+        drafter = f"drafter {told['drafter']} ({told['drafter_weights']} weights)"
+        _say(console, f"{told['acceptance']}; {counted(told['drafts'], 'draft')} a step by {drafter}{mean}")
+        for one in (told["backend_steps"] or {}).get("fallbacks", []):
+            _say(console, f"  auto ran {counted(one['count'], 'step')}: {one['reason']}; {one['cure']}")
     where = "process, its ranks together" if data["device"] == "cpu" else "GPU"
     weights, peak = data["weight_bytes"] / 1e9, data["peak_memory_bytes"] / 1e9
     _say(console, f"weights of one rank: {weights:.3f} GB; peak memory of the {where}: {peak:.3f} GB")

@@ -47,6 +47,8 @@ class RunReport:
     trace: Path | None
     unused: tuple[Unused, ...] = ()
     """Entries of the bundle that nothing launches."""
+    speculation: dict[str, Any] | None = None
+    """Of a run with drafts: how they were accepted, how many, and which steps were left to auto."""
 
     @property
     def ok(self) -> bool:
@@ -61,10 +63,10 @@ class RunReport:
             "filled_context": self.filled_context, "backend": self.backend, "device": self.device,
             "dtype": self.dtype, "operators": self.operators, "weight_bytes": self.weight_bytes,
             "peak_memory_bytes": self.peak_memory_bytes,
-            "tokens": self.tokens, "step_ns": self.step_ns, "step_ns_median": median(self.step_ns),
+            "tokens": self.tokens, "step_ns": self.step_ns, "step_ns_median": median(self.step_ns) if self.step_ns else None,
             "graph_step_ns": self.graph_step_ns,
             "graph_step_ns_median": median(self.graph_step_ns) if self.graph_step_ns else None,
-            "graph_agrees": self.graph_agrees,
+            "graph_agrees": self.graph_agrees, "speculation": self.speculation,
             "tuned": [
                 {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
                 for one in self.tuned

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from .choices import check_backend, check_rows
+from .scope import MAX_DRAFTS, MAX_ROWS
 
 MAX_TOKENS = 4096
 
@@ -36,15 +37,29 @@ class RunOptions:
     chunk: int = 512
     """Tokens of a prefill chunk."""
 
+    drafts: int = 0
+    """Tokens a request that are drafted for every step; 0: plain steps."""
+    temperature: float = 0.0
+    """Of drafted and of sampled tokens, with drafts; 0: the likeliest."""
+    acceptance_length: float | None = None
+    """Mean tokens a step of synthetic acceptance; None: the target decides."""
+    draft_checkpoint: Path | None = None
+    """The drafter's folder; None: random weights."""
+
     @property
     def context(self) -> int:
-        """Tokens a request's cache must hold."""
-        return self.fill + self.prompt - 1 + self.tokens
+        """Tokens a request's cache must hold; with drafts some come out beyond those asked for, or are rejected."""
+        return self.fill + self.prompt - 1 + self.tokens + (2 * self.drafts + 1 if self.drafts else 0)
+
+    @property
+    def step_rows(self) -> int:
+        """Token rows of a step."""
+        return self.rows * (1 + self.drafts)
 
     @property
     def again(self) -> tuple[str, ...]:
         """The words of a command that runs this once more, without model, backend and bundle."""
-        told: dict[str, int | Path] = {
+        told: dict[str, int | float | Path] = {
             "--tp": self.tp,
             "--rows": self.rows,
             "--tokens": self.tokens,
@@ -56,6 +71,12 @@ class RunOptions:
             told |= {"--prompt": self.prompt, "--chunk": self.chunk}
         if self.fill:
             told["--fill-context"] = self.fill
+        if self.drafts:
+            told |= {"--drafts": self.drafts, "--temperature": self.temperature}
+        if self.acceptance_length is not None:
+            told["--acceptance-length"] = self.acceptance_length
+        if self.draft_checkpoint:
+            told["--draft-checkpoint"] = self.draft_checkpoint
         return tuple(word for name, value in told.items() for word in (name, str(value)))
 
     def check(self, card: ModelCard) -> None:
@@ -77,3 +98,28 @@ class RunOptions:
             raise InputError(
                 f"a context of {self.context} tokens is asked for; {card.name} has at most {card.max_position_embeddings}"
             )
+        self._check_drafts()
+
+    def _check_drafts(self) -> None:
+        if not 0 <= self.drafts <= MAX_DRAFTS:
+            raise InputError(f"drafts is {self.drafts}; a step verifies 1 to {MAX_DRAFTS}, or 0 for plain steps")
+        if not self.drafts:
+            if self.acceptance_length is not None or self.draft_checkpoint or self.temperature:
+                raise InputError(
+                    "--acceptance-length, --temperature and --draft-checkpoint speak of drafts; give --drafts"
+                )
+            return
+        if self.trace:
+            raise InputError("--trace records the captured graph, and steps with drafts are not captured yet")
+        label(self)
+        if self.step_rows > MAX_ROWS:
+            raise InputError(
+                f"{self.rows} requests with {self.drafts} drafts are {self.step_rows} rows; a step takes at most {MAX_ROWS}"
+            )
+
+
+def label(options: RunOptions) -> str:
+    """What must stand beside the numbers of a run with drafts: who accepts them."""
+    from .dspark.acceptance import acceptance
+
+    return acceptance(options.drafts, options.temperature, options.acceptance_length).label

@@ -180,7 +180,7 @@ def _session(ranks: Sequence[RankSituation]) -> Reason | None:
                 "start all ranks in one NVLink domain",
             )  # fmt: skip
     if not first.entry_rows:
-        text = f"the bundle has no entry at TP {first.tp} on {first.gpu}" if first.bundle else "no bundle was given"
+        text = f"no accepted entry of a bundle at TP {first.tp} on {first.gpu}"
         return Reason("no_tp", text, _tune(first))
     return None
 

@@ -199,3 +199,13 @@ class Synthetic:
             logits.flatten(0, 1), seeds[:, None].expand(shape).flatten(), positions.flatten()
         ).view(shape)  # fmt: skip
         return _out(drafts.tokens, accepted, others)
+
+
+def acceptance(drafts: int, temperature: float = 0.0, length: float | None = None) -> Acceptance:
+    """Standard, or synthetic where a mean length is given.
+
+    Raises:
+        InputError: a length or a temperature that cannot be.
+    """
+    base = Standard(temperature)
+    return base if length is None else Synthetic(rates_of_length(length, drafts), base)

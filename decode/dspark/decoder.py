@@ -88,8 +88,15 @@ class SpeculativeDecoder:
         logits = self.dispatcher.run(work, tap)
         return logits, {slot: [torch.cat(own[layer]) for layer in wanted] for slot, own in seen.items()}
 
-    def admit(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> None:
+    def admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        prepare: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         """Prefill prompts, each in a slot of its own, and put out the token after each.
+
+        ``prepare`` brings the empty slots to a context that the prompts follow.
 
         Raises:
             InputError: other than one seed a prompt, or what the cache and prefill refuse.
@@ -98,9 +105,12 @@ class SpeculativeDecoder:
             raise InputError(f"{len(prompts)} prompts and {len(seeds)} seeds; one seed a prompt")
         cache = self.dispatcher.cache
         slots = [cache.add() for _ in prompts]
+        if prepare:
+            prepare(slots)
+        starts = [cache.length(slot) for slot in slots]
         logits, residuals = self._run(StepWork(prompts=dict(zip(slots, prompts, strict=True))))
-        for slot in slots:
-            self.drafter.inject(slot, 0, residuals[slot])
+        for slot, start in zip(slots, starts, strict=True):
+            self.drafter.inject(slot, start, residuals[slot])
         rows = torch.cat([logits[slot] for slot in slots])
         after = self._tensor([cache.length(slot) for slot in slots])
         first = self.acceptance.first(rows, self._tensor(seeds), after).tolist()

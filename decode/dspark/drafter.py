@@ -66,6 +66,17 @@ class Drafter:
             pages.flatten(0, 1)[where] = rows
 
     @torch.inference_mode()
+    def fill(self, slot: int, tokens: int, *, seed: int = 0) -> None:
+        """Make up the rows of the first ``tokens`` positions, as :func:`~k3lab.decode.prefill.fill_context` does the target's."""
+        where = self._places(slot, 0, tokens)
+        generator = torch.Generator(device=where.device)
+        generator.manual_seed(seed)
+        for pages in self.pages:
+            shape = (tokens, pages.shape[-1])
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device=where.device)
+            pages.flatten(0, 1)[where] = drawn.to(pages.dtype)
+
+    @torch.inference_mode()
     def draft(
         self, slots: Sequence[int], last: Tensor, count: int, *, temperature: float = 0.0, seeds: Tensor | None = None
     ) -> Drafts:

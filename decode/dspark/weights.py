@@ -113,6 +113,18 @@ def draft_weights(
     return _pack({spec.name: shard_tensor(tensors[spec.name], spec, tp, rank) for spec in draft_specs(card)}, card, tp, rank)  # fmt: skip
 
 
+def random_rank_draft(
+    card: DraftCard, target: ModelCard, *, seed: int, dtype: torch.dtype, tp: int, rank: int, device: str = "cpu"
+) -> DraftWeights:
+    """Weights of one rank, cut from the random drafter of that seed, tensor by tensor."""
+    card.check(target, tp)
+    tensors = {}
+    for spec in draft_specs(card):
+        whole = random_tensor(spec, spec.shape, seed=f"{seed}/draft/{spec.name}", dtype=dtype, device=device)
+        tensors[spec.name] = shard_tensor(whole, spec, tp, rank)
+    return _pack(tensors, card, tp, rank)
+
+
 def load_draft(
     folder: str | Path,
     card: DraftCard,

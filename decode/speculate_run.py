@@ -1,0 +1,133 @@
+"""The part of a decode run that drafts: the reference drafter beside either backend, eagerly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..kernels import InputError, ModelCard
+from ..kernels.collectives import Collectives, StandIn
+from .caches import DecodeCache
+from .dispatch import Dispatcher
+from .dspark.acceptance import acceptance
+from .dspark.card import K3_DSPARK, SMALL_DSPARK, DraftCard
+from .dspark.decoder import SpeculativeDecoder
+from .dspark.drafter import Drafter
+from .dspark.weights import DraftWeights, load_draft, random_rank_draft
+from .operators import Operators
+from .prefill import fill_context
+from .run_options import RunOptions
+from .scope import Scope
+from .weights import RankWeights
+
+
+@dataclass(frozen=True)
+class Speculated:
+    """What a run with drafts produced."""
+
+    tokens: list[list[int]]
+    """Per request, cut to what was asked for."""
+    step_ns: list[int]
+    """Wall times: draft, verify, accept."""
+    told: dict[str, Any]
+    """Acceptance, its label first, and steps that the specialised backend left to auto."""
+
+
+def fitted_card(target: ModelCard) -> DraftCard:
+    """The published drafter for K3; for a smaller model of its structure one that taps layers evenly.
+
+    Raises:
+        InputError: there is no drafter of the model's width.
+    """
+    base = next((card for card in (K3_DSPARK, SMALL_DSPARK) if card.hidden_size == target.hidden_size), None)
+    if base is None:
+        raise InputError(f"no drafter for hidden size {target.hidden_size}; there are those of 7168 and 256")
+    layers = target.num_hidden_layers
+    if base.vocab_size == target.vocab_size and max(base.target_layer_ids) < layers:
+        return base
+    count = len(base.target_layer_ids)
+    taps = tuple(max(0, (index + 1) * layers // count - 1) for index in range(count))
+    mask = min(base.mask_token_id, target.vocab_size - 2)
+    return replace(
+        base, name=f"{target.name}-dspark", vocab_size=target.vocab_size, target_layer_ids=taps, mask_token_id=mask
+    )
+
+
+def _weights(card: DraftCard, target: RankWeights, options: RunOptions) -> DraftWeights:
+    place: dict[str, Any] = {"tp": target.tp, "rank": target.rank, "dtype": target.dtype, "device": str(target.device)}
+    if options.draft_checkpoint:
+        return load_draft(options.draft_checkpoint, card, target.card, **place)
+    return random_rank_draft(card, target.card, seed=options.seed, **place)
+
+
+def speculate(
+    weights: RankWeights,
+    options: RunOptions,
+    prompts: torch.Tensor,
+    comm: Collectives,
+    operators: Operators,
+    say: Callable[[str, int, int], None],
+    *,
+    scope: Scope | None = None,
+    specialized: Callable[[int], Operators] | None = None,
+) -> Speculated:
+    """Decode with drafts until every request has ``options.tokens`` tokens.
+
+    Args:
+        weights: of the target, this rank's.
+        options: of the run.
+        prompts: [rows, prompt].
+        comm: the tensor-parallel group.
+        operators: of the fallback.
+        say: is told how far it is.
+        scope: what the specialised backend serves; None: it was not asked for, or cannot run here.
+        specialized: its operators by rows.
+
+    Raises:
+        InputError: a rank alone in place of a group, or a drafter that does not fit.
+    """
+    if isinstance(comm, StandIn):
+        raise InputError("drafts need the whole group: a rank alone has a part of the vocabulary; use --tp 1")
+    card = fitted_card(weights.card)
+    cache = DecodeCache(
+        weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
+        max_verify=options.drafts + 1, device=weights.device,
+    )  # fmt: skip
+    drafter = Drafter(_weights(card, weights, options), weights, cache, comm)
+    dispatcher = Dispatcher(
+        weights, cache, comm, auto=operators, specialized=specialized, scope=scope, chunk=options.chunk,
+        backend="latency_specialized" if scope else "auto",
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(
+        dispatcher,
+        drafter,
+        acceptance(options.drafts, options.temperature, options.acceptance_length),
+        drafts=options.drafts,
+        draft_temperature=options.temperature,
+    )
+
+    def prepare(slots: Sequence[int]) -> None:
+        fill_context(cache, slots, options.fill, seed=options.seed)
+        for slot in slots:
+            drafter.fill(slot, options.fill, seed=options.seed)
+
+    seeds = [options.seed + request for request in range(options.rows)]
+    decoder.admit(prompts.tolist(), seeds, prepare if options.fill else None)
+    times: list[int] = []
+    while (least := min(len(one.tokens) for one in decoder.requests)) < options.tokens:
+        say("token", least, options.tokens)
+        start = time.perf_counter_ns()
+        decoder.step()
+        if weights.device.type == "cuda":
+            torch.cuda.synchronize(weights.device)
+            operators.check()
+        times.append(time.perf_counter_ns() - start)
+    told = decoder.to_json()
+    told |= {"drafter": card.name, "drafter_weights": str(options.draft_checkpoint or "random")}
+    told |= {"backend_steps": dispatcher.tally.to_json() if scope else None}
+    tokens = [row[: options.tokens] for row in told.pop("tokens")]
+    return Speculated(tokens, times, told)
