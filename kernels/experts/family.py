@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -168,6 +169,13 @@ class ExpertsFamily(TwinFamily):
             own = {name: tensors[name].clone() for name in SHARED if name in tensors and number}
             copies.append({**tensors, **other, **own})
         return copies
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None] | None:
+        """Batched products on weights dequantised and rows grouped beforehand; none for MXFP8 activations."""
+        from .chain import alternative
+
+        assert isinstance(problem, Experts)
+        return alternative(problem, tensors) if problem.activations == "bf16" else None
 
     def measurement_fault(self, problem: Problem, tensors: Tensors) -> str | None:
         """A step whose distinct experts are not those of its profile."""

@@ -83,3 +83,18 @@ def test_bars_are_those_of_the_routed_experts_alone_and_of_both():
     assert [bar("routed", rows) for rows in (1, 8, 64)] == [11.0, 50.0, 230.0]
     assert bar("bf16", 8) == 53.0
     assert bar("routed", 8, 8) is bar("routed_zipf", 8) is None
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("bf16", 5), ("routed_hot", 9), ("routed", 1)])
+def test_the_alternative_does_the_same_work(kind, rows):
+    one = small(rows, kind, latent=64, intermediate=64, hidden=64, shared_intermediate=64)
+    inputs = FAMILY.inputs(one, 2)
+    outputs = {
+        name: torch.full(shape, float("nan"), dtype=torch.bfloat16)
+        for name, (shape, _) in FAMILY.output_specs(one).items()
+    }
+    FAMILY.alternative(one, {**inputs, **outputs})()
+    for name, wanted in FAMILY.twin(one, inputs).items():
+        error = (outputs[name].double() - wanted.double()).norm() / wanted.double().norm()
+        assert error <= 2 * FAMILY.tolerance(one, name).relative, name  # gate and up are rounded too
+    assert FAMILY.alternative(small(1, "mxfp8_ceil"), inputs) is None
