@@ -67,7 +67,7 @@ def _shown(family: str, path: Path, budget: str, title: str) -> Shown:
     from ..traces.errors import TraceError
     from ..traces.figure import layer_figure
     from .trace_layout import lay_out
-    from .trace_svg import svg
+    from .trace_svg import inline_svg
     from .verdict_data import verdict_data
 
     data: dict[str, Any] = verdict_data(path, budget)
@@ -79,7 +79,7 @@ def _shown(family: str, path: Path, budget: str, title: str) -> Shown:
             of = f"{sum(own):.1f} of {group['us']:.1f} us in {len(own)} of {group['count']} kernels"
             rows.append((f"{family} in {(group['kind'] or 'unknown').upper()}", of))
     try:
-        drawing = svg(lay_out(layer_figure(path, budget=budget)))
+        drawing = inline_svg(lay_out(layer_figure(path, budget=budget)))
     except TraceError as error:
         drawing = ""
         rows.append(("not drawn", str(error)))

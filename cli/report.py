@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 STUDIES = Path("studies")
+TARGET = "GB300"
+"""The layer of this GPU is always on the page."""
 
 
 def find_studies(given: Sequence[Path] | None) -> list[Path]:
@@ -103,6 +105,7 @@ def collect(
     from ..kernels.gpu_cards import gpu_card
     from ..tuning.environment import package_versions, source_commit
     from .kernels import family_rows
+    from .report_data import drawn_layer, known_points, recorded_families, roofline
     from .study_data import layer_data, study_data
     from .verdict_data import budget_us, verdict_data
 
@@ -114,6 +117,10 @@ def collect(
     for study in found:
         study["error"] = model_error(study)
         study["failures"] = dict(Counter(trial["status"] for trial in study["trials"] if trial["value"] is None))
+    records = recorded_families(results, tp)
+    rows_known = [row for record in records for row in record["rows"]]
+    cards = [card] if card.name == TARGET else [card, gpu_card(TARGET)]
+    layers = [layer_data(K3, tp, rows, kind, one, found, rows_known) for one in cards]
     return {
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": package_versions()["k3lab"],
@@ -123,7 +130,11 @@ def collect(
         "studies": found,
         "winners": winner_rows(found),
         "bundles": [describe(Bundle.load(path, accept_predicted=True)) for path in bundles],
-        "layer": layer_data(K3, tp, rows, kind, card, found),
+        "records": records,
+        "roofline": roofline(known_points(records, found), card.name),
+        "layer": layers[0],
+        "layers": layers,
+        "drawn": drawn_layer(trace, budget) if trace else "",
         "budget_us": budget_us(budget, kind, gpu, tp),
         "verdict": verdict,
     }
@@ -135,15 +146,39 @@ def page(data: dict[str, Any]) -> str:
     from plotly.offline import get_plotlyjs
 
     from .figures import config_text, figure_html, layer_figure, study_figure
+    from .lab_figures import importance_figure, roofline_figure
+    from .table_data import rows_figure
 
     loader = jinja2.FileSystemLoader(TEMPLATES)
     templates = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True)
     templates.filters["config"] = config_text
     trusted = jinja2.utils.markupsafe.Markup
-    studies = [{**study, "figure": trusted(figure_html(study_figure(study)))} for study in data["studies"]]
-    layer = trusted(figure_html(layer_figure(data["layer"], data["budget_us"])))
+
+    def drawn(figure: Any) -> Any:
+        return trusted(figure_html(figure))
+
+    studies = [
+        {**study, "figure": drawn(study_figure(study)),
+         "decided": drawn(importance_figure("what decided the time", study["importance"])) if study["importance"] else ""}
+        for study in data["studies"]
+    ]  # fmt: skip
+    records = [
+        {**record, "figures": [
+            drawn(rows_figure(f"{record['family']}<br>{one['shape']} on {one['gpu']}: {one['rows'][0]['evidence']}", one["rows"]))
+            for one in record["drawn"]
+        ]}
+        for record in data["records"]
+    ]  # fmt: skip
+    budgets = [data["budget_us"], *(None for _ in data["layers"][1:])]
+    layers = [drawn(layer_figure(layer, budget)) for layer, budget in zip(data["layers"], budgets, strict=True)]
+    told = "measured, predicted" if data["roofline"]["points"] else "no times yet"
+    roofs = roofline_figure(f"times on record and of the studies: {told}", **data["roofline"])
     template = templates.get_template("report.html.j2")
-    return template.render(data={**data, "studies": studies, "layer_figure": layer}, plotlyjs=trusted(get_plotlyjs()))
+    values = {
+        **data, "studies": studies, "records": records, "layer_figures": layers, "roofline_figure": drawn(roofs),
+        "drawn": trusted(data["drawn"]),
+    }  # fmt: skip
+    return template.render(data=values, plotlyjs=trusted(get_plotlyjs()))
 
 
 def write_report(data: dict[str, Any], folder: Path) -> Path:
@@ -188,7 +223,7 @@ def register(app: typer.Typer) -> None:
         gpu: Annotated[str, typer.Option(help=f"GPU of the layer shown: {GPU_NAMES}.")] = "GB300",
         as_json: Json = False,
     ) -> None:
-        """Write one HTML page: families, studies, winners, the layer and its budget."""
+        """Write one HTML page: families, times against floors, roofline, studies, winners, the layer and its budget."""
         data = collect(
             studies=find_studies(study), bundles=bundle or [], trace=trace, budget=budget, results=results,
             tp=tp, rows=rows, kind=kind, gpu=gpu,

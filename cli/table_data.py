@@ -24,7 +24,7 @@ def shape_of(label: str) -> str:
 
 
 def recorded_rows(results: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """One entry a problem of every ``<gpu>/*_table.json``: family, GPU, evidence, problem, label, shape and figures.
+    """One entry a problem of every ``<gpu>/*_table.json``, measured ones first: family, GPU, evidence, problem and figures.
 
     Args:
         results: the folder; without it there are none.
@@ -42,11 +42,11 @@ def recorded_rows(results: Path, name: str | None = None) -> list[dict[str, Any]
         for row in table["rows"]:
             label = owner.problem_from_json(row["problem"]).label
             found.append({
-                "family": owner.name, "gpu": table["gpu"], "evidence": table["evidence"], "file": path.as_posix(),
+                "family": owner.name, "gpu": table["gpu"], "evidence": table["evidence"], "file": path.relative_to(results).as_posix(),
                 "problem": row["problem"], "label": label, "shape": shape_of(label), "rows": row["problem"]["rows"],
                 **{key: row.get(key) for key in KEPT},
             })  # fmt: skip
-    return found
+    return sorted(found, key=lambda row: row["evidence"] != "measured")
 
 
 def by_shape(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

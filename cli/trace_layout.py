@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 WIDTH = 1120
 CHARACTER = 0.61
 """Width of a character of a monospaced font over its size, at most."""
+ON_BARS = "#ffffff"
+"""Colour of text that stands on a bar."""
 WAITING = 0.3
 """Opacity of the part of a bar in which a kernel waits or is hidden."""
 _MORE = ("#d65c9d", "#3aa7c4", "#8aa33c", "#b07d56")
@@ -199,7 +201,7 @@ def _band(figure: LayerFigure, colours: Mapping[str | None, str], x: Scale, top:
         )
         text = f"{name} {us(ns)}"
         if len(text) * 10.5 * CHARACTER + 8 <= width:
-            items.append(Text(x(at) + width / 2, top + 15, text, 10.5, "middle", None if idle else "#ffffff"))
+            items.append(Text(x(at) + width / 2, top + 15, text, 10.5, "middle", None if idle else ON_BARS))
         at += ns
     return items
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.sax.saxutils import escape, quoteattr
 
-from .trace_layout import Layout, Line, Rect, Text
+from .trace_layout import ON_BARS, Layout, Line, Rect, Text
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that no XML may hold."""
@@ -60,14 +61,26 @@ def _item(item: Rect | Line | Text) -> str:
     return f"<g><title>{_text(item.tip)}</title>{drawn}</g>" if item.tip else drawn
 
 
+def _head(layout: Layout, style: str = "") -> str:
+    data = "".join(f" data-{name}={_attribute(value)}" for name, value in layout.data.items())
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width} {layout.height}" '
+        f'width="{layout.width}" height="{layout.height}" role="img" aria-label={_attribute(layout.title)}{data}{style}>'
+    )
+
+
 def svg(layout: Layout) -> str:
     """The figure as SVG text: light and dark by what the reader prefers, full names and times on hovering."""
-    data = "".join(f" data-{name}={_attribute(value)}" for name, value in layout.data.items())
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {layout.width} {layout.height}" '
-        f'width="{layout.width}" height="{layout.height}" role="img" aria-label={_attribute(layout.title)}{data}>'
-    )
-    return "\n".join([head, f"<style>{_STYLE}</style>", *map(_item, layout.items), "</svg>"]) + "\n"
+    return "\n".join([_head(layout), f"<style>{_STYLE}</style>", *map(_item, layout.items), "</svg>"]) + "\n"
+
+
+def inline_svg(layout: Layout) -> str:
+    """The figure to put into a page of others: texts in the colour of those around it, without a style sheet of its own."""
+    style = ' style="max-width:none;font-family:ui-monospace,Menlo,Consolas,monospace" fill="currentColor"'
+    inked = [
+        replace(item, colour=None) if isinstance(item, Text) and item.colour != ON_BARS else item for item in layout.items
+    ]  # fmt: skip
+    return "\n".join([_head(layout, style), *map(_item, inked), "</svg>"]) + "\n"
 
 
 def page(layout: Layout) -> str:

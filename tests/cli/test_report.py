@@ -42,7 +42,7 @@ def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: p
     assert 'class="word pass"' not in body  # no verdict of a synthetic trace looks like one of a real run
     assert "partly predicted: floors plus 1 predicted winner; without collectives and gaps" in body
     assert "the layer above is for" not in body
-    assert len(re.findall(r"Plotly\.newPlot\(", body)) == 2
+    assert len(re.findall(r"Plotly\.newPlot\(", body)) == 4  # roofline, study, what decided, layer
 
 
 def test_the_page_says_why_a_trace_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
