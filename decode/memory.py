@@ -49,13 +49,13 @@ def memory_needed(card: ModelCard, tp: int, *, on_gpu: bool, whole: bool = True)
     return int(1.05 * rank_bytes(card, tp)) + scratch
 
 
-def cache_bytes(card: ModelCard, tp: int, requests: int, context: int) -> int:
-    """Bytes of one rank's BF16 caches for plain steps, as :class:`~k3lab.decode.caches.DecodeCache` makes them."""
+def cache_bytes(card: ModelCard, tp: int, requests: int, context: int, verify: int = 1) -> int:
+    """Bytes of one rank's BF16 caches, as :class:`~k3lab.decode.caches.DecodeCache` makes them for ``verify`` tokens a step."""
     heads, dim = card.kda_num_heads // tp, card.kda_head_dim
     state = 4 * heads * dim * dim + 2 * (card.kda_conv_size - 1) * 3 * heads * dim
     rows = 2 * context * (card.kv_lora_rank + card.qk_rope_head_dim)
     kda = card.layer_kinds.count("kda")
-    return requests * (kda * state + (card.num_hidden_layers - kda) * rows)
+    return requests * (kda * verify * state + (card.num_hidden_layers - kda) * rows)
 
 
 def check_memory(
@@ -70,9 +70,10 @@ def check_memory(
         whole: as above.
         requests: whose caches are made.
         context: tokens of each.
+        verify: tokens a request and step.
     """
     need, free = memory_needed(card, tp, on_gpu=device is not None, whole=whole), free_memory(device)
-    need += cache_bytes(card, tp, requests, context) * (1 if device else tp)
+    need += cache_bytes(card, tp, requests, context, verify) * (1 if device else tp)
     if need > free:
         where = device.name if device else "this machine"
         raise InputError(

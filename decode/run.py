@@ -113,7 +113,13 @@ def run(
     wanted = _wanted(card, options, bundle, device)
     choices = _usable(wanted, options, device)
     check_memory(
-        card, options.tp, device, whole=options.checkpoint is None, requests=options.rows, context=options.context
+        card,
+        options.tp,
+        device,
+        whole=options.checkpoint is None,
+        requests=options.rows,
+        context=options.context,
+        verify=options.drafts + 1,
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)

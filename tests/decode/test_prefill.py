@@ -356,9 +356,9 @@ def test_contexts_that_cannot_be(options: dict[str, int], words: str, tiny: Mode
 
 
 def test_long_contexts_count_as_memory(no_gpu: None, tiny: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = DecodeCache(tiny, tp=2, max_requests=3, max_context=160, dtype=torch.bfloat16)
+    cache = DecodeCache(tiny, tp=2, max_requests=3, max_context=160, max_verify=4, dtype=torch.bfloat16)
     held = [*cache.mla.values(), *cache.kda_states.values(), *cache.kda_convs.values()]
-    assert cache_bytes(tiny, 2, 3, 160) == sum(one.numel() * one.element_size() for one in held)
+    assert cache_bytes(tiny, 2, 3, 160, 4) == sum(one.numel() * one.element_size() for one in held)
     need = memory.memory_needed(tiny, 1, on_gpu=False)
     monkeypatch.setattr(memory, "free_memory", lambda _device: need + cache_bytes(tiny, 1, 2, 100))
     run(tiny, RunOptions(rows=2, tokens=1, fill=99))
