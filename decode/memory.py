@@ -59,7 +59,14 @@ def cache_bytes(card: ModelCard, tp: int, requests: int, context: int, verify: i
 
 
 def check_memory(
-    card: ModelCard, tp: int, device: Device | None, *, whole: bool = True, requests: int = 0, context: int = 0
+    card: ModelCard,
+    tp: int,
+    device: Device | None,
+    *,
+    whole: bool = True,
+    requests: int = 0,
+    context: int = 0,
+    verify: int = 1,
 ) -> None:
     """Raise InputError unless a run of the model fits on the GPU, or on this machine without one.
 
