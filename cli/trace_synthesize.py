@@ -66,6 +66,27 @@ def read_plants(plants: list[str], layers: int, graphs: int, pause_us: float) ->
     )
 
 
+def read_kernels(kernels: list[str]) -> tuple[tuple[str, int], ...]:
+    """What ``--kernel`` asks for: names and ns.
+
+    Raises:
+        InputError: not NAME:US, or no time above 0.
+    """
+    from ..kernels import InputError
+
+    found = []
+    for kernel in kernels:
+        name, _, us = kernel.rpartition(":")
+        try:
+            time = float(us)
+        except ValueError:
+            time = 0.0
+        if not name or not 0.1 <= time <= _LONGEST_US:
+            raise InputError(f"--kernel {kernel} is not NAME:US with 0.1 to {_LONGEST_US:.0f} us")
+        found.append((name, round(time * 1000)))
+    return tuple(found)
+
+
 def render(console: Console, data: dict[str, Any]) -> None:
     """Say what was written."""
     slow = (
@@ -91,6 +112,10 @@ def synthesize_command(
     plant: Annotated[
         list[str] | None, typer.Option("--plant", help=f"A cause to plant, like copy:3:20; repeatable. {_FORM}.")
     ] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option("--kernel", help="A kernel more at the end of every layer, NAME:US; repeatable."),
+    ] = None,
     graphs: Annotated[int, typer.Option("--graphs", help="Graph launches a step (piecewise graphs).")] = 1,
     pause_us: Annotated[
         float, typer.Option("--pause-us", min=1, max=1e6, help="From a step to the next launch.")
@@ -110,14 +135,18 @@ def synthesize_command(
     if not out.name.endswith((".json", ".json.gz")):
         raise InputError(f"{out} is no name of a trace; it ends in .json or .json.gz")
     faults = read_plants(plant or [], layers, graphs, pause_us)
-    faults = replace(faults, slow=(*faults.slow, *((layer, round(slow_us * 1000)) for layer in slow)))
+    faults = replace(
+        faults,
+        kernels=read_kernels(kernel or []),
+        slow=(*faults.slow, *((layer, round(slow_us * 1000)) for layer in slow)),
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}") from error
     synthesize(out, layers=layers, steps=steps, seed=seed, faults=faults)
     data = {"trace": str(out), "synthetic": True, "layers": layers, "steps": steps, "slow_layers": slow,
-            "slow_us": slow_us, "planted": plant or []}  # fmt: skip
+            "slow_us": slow_us, "planted": plant or [], "kernels": kernel or []}  # fmt: skip
     emit(data, as_json, render)
 
 

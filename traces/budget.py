@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import TraceError
-from .families import FAMILIES
+from .families import known_families
 from .side_files import named_or_given
 
 SCHEMA = "k3lab.budget/1"
@@ -182,8 +182,9 @@ def _limit(data: Any, what: str, where: str) -> Limit:
     if kernels is None and period is None:
         raise TraceError(f"{where}: {what} sets neither kernels nor period_ns")
     shares = data.get("families", {})
-    if not isinstance(shares, dict) or set(shares) - set(FAMILIES):
-        raise TraceError(f"{where}: 'families' of {what} must map families to their shares: {', '.join(FAMILIES)}")
+    if not isinstance(shares, dict) or set(shares) - set(known_families()):
+        known = ", ".join(known_families())
+        raise TraceError(f"{where}: 'families' of {what} must map families to their shares: {known}")
     families = {name: _limit(share, f"the share of {name}", where) for name, share in shares.items()}
     periods = [share.period_ns for share in families.values() if share.period_ns is not None]
     if families and period is not None and len(periods) == len(families) and sum(periods) != period:

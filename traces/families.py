@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,19 @@ from .side_files import read_json, why
 FAMILIES = (
     "attention_projection", "output_projection", "router", "experts", "kda", "mla", "moe_tail", "attn_res", "lm_head",
 )  # fmt: skip
-"""Families whose names hold underscores must be known to cut ``k3_<family>_<engine>_<role>``."""
+"""The model's families. Names that hold underscores must be known to cut ``k3_<family>_<engine>_<role>``."""
 
 _OURS = re.compile(r"(?<![A-Za-z0-9])(?<!kimi_)k3_([a-z0-9]+(?:_[a-z0-9]+)*)")  # vLLM has kimi_k3_ in its own
 _MLA = re.compile(r"(?<![a-z])(?:flash)?mla(?![a-z])", re.IGNORECASE)
 _KDA = re.compile(r"(?<![a-z])kda(?![a-z])", re.IGNORECASE)
+
+
+@cache
+def known_families() -> tuple[str, ...]:
+    """The model's families, then those that installed packages register (entry points ``k3lab.families``)."""
+    more = sorted({point.name for point in entry_points(group="k3lab.families")} - set(FAMILIES))
+    return (*FAMILIES, *more)
+
 
 PlanLike = str | Path | Mapping[str, Any] | list[Any]
 """A plan as :func:`read_plan` takes it."""
@@ -76,7 +85,7 @@ def _planned_family(kernel: str, plan: Mapping[str, str]) -> str | None:
     found = _OURS.search(kernel)
     if found is not None:
         words = found[1]
-        known = [name for name in FAMILIES if words == name or words.startswith(name + "_")]
+        known = [name for name in known_families() if words == name or words.startswith(name + "_")]
         return max(known, key=len) if known else words.split("_")[0]
     parts = [name for name in plan if name and name in kernel]
     return plan[max(parts, key=lambda name: (len(name), name))] if parts else None

@@ -14,7 +14,7 @@ from operator import add
 from .analysis import DeviceLayers, Layer
 from .budget import Budget, Limit
 from .errors import TraceError
-from .families import FAMILIES, Names
+from .families import FAMILIES, Names, known_families
 from .layers import LayerClass
 from .timing import median_ns
 from .verdict import FAIL, INCONCLUSIVE, NOT_JUDGED, Doubts, Judgement, judge_any_kind, judge_part, microseconds
@@ -63,13 +63,13 @@ class FamilyView:
 
 
 def known_family(name: str) -> str:
-    """The name, where it is one of ours.
+    """The name, where it is one of ours or of an installed package.
 
     Raises:
         TraceError: it is not.
     """
-    if name not in FAMILIES:
-        raise TraceError(f"no family {name!r}; families: {', '.join(FAMILIES)}")
+    if name not in known_families():
+        raise TraceError(f"no family {name!r}; families: {', '.join(known_families())}")
     return name
 
 

@@ -51,6 +51,7 @@ class Faults:
       waits for the shared experts on the side stream;
     - ``extra``, ``cast``: a split-K reduction or an elementwise cast more; ``missing``: a kernel less; ``stock``: the
       routed experts by a stock kernel; ``no_overlap``: kernels start when the one before has ended;
+    - ``kernels``: pairs of a name and ns, kernels more at the end of every layer, such as those of a new family;
     - ``graphs``: so many graph launches a step, each made after the one before has ended; ``pause_ns``: from the end
       of a step to the next launch; ``cut_last``: the capture ends before the last layer of the last step.
     """
@@ -65,6 +66,7 @@ class Faults:
     missing: tuple[int, ...] = ()
     stock: tuple[int, ...] = ()
     no_overlap: tuple[int, ...] = ()
+    kernels: tuple[tuple[str, int], ...] = ()
     graphs: int = 1
     pause_ns: int = 60_000
     cut_last: bool = False
@@ -127,6 +129,7 @@ def _layer_kernels(index: int, scale: float, faults: Faults, rng: random.Random)
             parts.append((name, cost))
         if index in faults.extra and name.endswith("router_synthetic_front"):
             parts.append((_EXTRA[0], round(_EXTRA[1] * scale)))
+    parts += [(name, round(cost * scale * rng.uniform(0.99, 1.01))) for name, cost in faults.kernels]
     return parts
 
 

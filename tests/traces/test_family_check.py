@@ -278,3 +278,50 @@ def test_diff_takes_names_tables_too(good, tmp_path, capsys):
         found = json.loads(capsys.readouterr().out)["devices"][0]["classes"][0]["kernels"]
         seen[words[:1]] = {kernel["family"] for kernel in found if kernel["a"] == "mystery<int>"}
     assert seen == {(): {None}, ("--names",): {"experts"}}
+
+
+def test_a_family_of_another_package_has_its_share(tmp_path, monkeypatch):
+    """Its name, underscores and all, is known from the entry points, as the registry of families knows it."""
+    from types import SimpleNamespace
+
+    from k3lab.traces import families
+
+    path = synthesize(
+        tmp_path / "t.json", layers=8, steps=8, faults=Faults(kernels=(("k3_token_mix_triton_rows", 1_500),))
+    )
+    budget = tmp_path / "b.json"
+    share = {"kernels": 14, "families": {"token_mix": {"kernels": 1, "period_ns": 2_000}}}
+    data = {
+        "schema": "k3lab.budget/1",
+        "name": "mine",
+        "gpu": "GB300",
+        "tp": 16,
+        "layers": {"kda": share, "mla": share | {"kernels": 16}},
+    }
+    budget.write_text(json.dumps(data))
+    with pytest.raises(TraceError, match="must map families to their shares"):
+        check_trace(path, budget)
+    monkeypatch.setattr(families, "entry_points", lambda group: [SimpleNamespace(name="token_mix")])
+    caches = (families.known_families, families._family)
+    for cached in caches:
+        cached.cache_clear()
+    try:
+        assert check_trace(path, budget, family="token_mix", tp=16).verdict == "pass"
+        slow = synthesize(
+            tmp_path / "s.json", layers=8, steps=8, faults=Faults(kernels=(("k3_token_mix_triton_rows", 2_500),))
+        )
+        report = check_trace(slow, budget, family="token_mix", tp=16)
+        assert report.verdict == "fail"
+        assert "token_mix" in report.headline
+    finally:
+        for cached in caches:
+            cached.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", ["name", ":2", "name:0", "name:x"])
+def test_a_kernel_to_add_needs_a_name_and_a_time(kernel):
+    from k3lab.cli.trace_synthesize import read_kernels
+    from k3lab.kernels import InputError
+
+    with pytest.raises(InputError, match="is not NAME:US"):
+        read_kernels([kernel])
