@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -70,6 +72,27 @@ def _objective(gpu: str) -> Literal["measured", "predicted"]:
 
     here = discover()
     return "measured" if here and here.card and here.card.name.lower() == gpu.lower() else "predicted"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error, for people; gives what is called with (what, done, of)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    shown = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+        before = ""
+
+        def told(what: str, done: int, of: int) -> None:
+            nonlocal before
+            if what != before:  # another rate, another rest
+                bar.reset(task)
+                before = what
+            bar.update(task, description=what, completed=done, total=of)
+
+        yield told
 
 
 @app.command("plan")
@@ -217,15 +240,8 @@ def run_command(
         draft_checkpoint=draft_checkpoint,
     )
     loaded = _bundle(bundle, accept)
-    shown = console(stderr=True)
-    with shown.status("starting") as status:
-        report = run(
-            card,
-            options,
-            bundle=loaded,
-            progress=lambda what, done, of: status.update(f"{what} {done} of {of}"),
-            record=recording,
-        )
+    with _progress() as told:
+        report = run(card, options, bundle=loaded, progress=told, record=recording)
     emit(report.to_json(), as_json, render_run)
     if not report.ok:
         raise typer.Exit(1)

@@ -33,6 +33,7 @@ OTHERS = {
     "mm_projector.proj.0.bias": torch.ones(4, dtype=torch.bfloat16),
 }
 EXPERT = "language_model.model.layers.1.block_sparse_moe.experts.3.w2.weight_scale"
+BIAS = "language_model.model.layers.0.self_attn.dt_bias"
 NORM = "language_model.model.norm.weight"
 
 
@@ -201,6 +202,10 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
         lambda f: rewrite(f, EXPERT, lambda tensors: tensors | {EXPERT: tensors[EXPERT].float()}),
         [rf"{EXPERT} is F32, the model has U8", "total_size"],
     ),
+    "FP32 that became FP16": (
+        lambda f: rewrite(f, BIAS, lambda tensors: tensors | {BIAS: tensors[BIAS].half()}),
+        [rf"{BIAS} is F16, the model has F32", "total_size"],
+    ),
     "a truncated shard": (truncate, [r"model-\d+-of-\d+.safetensors is truncated or damaged \([\d,]+ bytes there\): "]),
     "a shard that is gone": (
         lambda f: (f / Checkpoint.read(f).places[NORM]).unlink(),
@@ -213,6 +218,10 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "a shard that the index has not": (
         lambda f: save_file({"a": torch.ones(1)}, f / "model-extra.safetensors"),
         ["model-extra.safetensors is not in the index"],
+    ),
+    "a tensor in two shards": (
+        lambda f: rewrite(f, EXPERT, lambda tensors: tensors | {NORM: torch.zeros(256).bfloat16()}),
+        [rf"{NORM} in model-\d+-of-\d+.safetensors is not in the index, which has it in model-\d+-of-\d+.safetensors"],
     ),
     "another total": (
         lambda f: reindex(f, lambda index: index["metadata"].update(total_size=5)),
