@@ -182,7 +182,7 @@ class CuteEngine(Engine):
             depth = next((size for size in (7, 8, 4, 2) if steps and steps % size == 0), 0)
             if depth and problem.latent % (32 * warps) == 0 and problem.hidden % (32 * warps * depth) == 0:
                 return {
-                    "warps": warps, "depth": depth, "x_depth": depth if depth == 7 and not many else 2, "tasks": 1, "per_sm": 1,
+                    "warps": warps, "depth": depth, "x_depth": depth if depth == steps else 2 if steps % 2 == 0 else 1, "tasks": 1, "per_sm": 1,
                     "sms": gpu.sms, "release": "loads", "k_order": "free",
                 }  # fmt: skip
         raise InputError(f"latent {problem.latent} and hidden {problem.hidden} do not divide over the warps of a block")

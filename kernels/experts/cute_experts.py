@@ -18,11 +18,12 @@ from .cute_parts import (
     count_launch,
     epoch_of,
     four,
-    packets,
+    load_packets,
     publish,
     read_if,
     rounded,
     scaled,
+    settled,
     situ,
     step,
 )
@@ -88,7 +89,7 @@ def weighted_sum(
     for k0 in cutlass.range_constexpr(0, PLAN.top_k, 8):
         slots = range(k0, min(k0 + 8, PLAN.top_k))
         wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
-        got = packets(wanted, 2, epoch, health, block)
+        got = settled(load_packets(wanted), wanted, 2, epoch, health, block)
         for k in cutlass.range_constexpr(len(wanted)):
             weight = arch.shuffle_sync(factor, k0 + k)
             for i in cutlass.range_constexpr(4):
@@ -96,6 +97,21 @@ def weighted_sum(
                 value = as_float(word << 16 if cutlass.const_expr(i % 2 == 0) else word & Uint32(0xFFFF0000))
                 sums[i] = sums[i] + weight * value
     return sums
+
+
+@cute.jit
+def lane_hidden(unit: Int32, ends: list, table: cute.Tensor, hidden: Int64, lane: Int32, PLAN: cutlass.Constexpr):
+    """Address of this lane's hidden values of a unit of the routed second product; of the last unit where there is no such."""
+    item = (cutlass.max(cutlass.min(unit, ends[3] - 1), ends[2]) - ends[2]) // PLAN.chunks
+    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+    pair = place + cutlass.min(lane // 4, count - 1)
+    return hidden + Int64(PLAN.hidden_at(pair, 0, lane % 4, 0)) * 16
+
+
+@cute.jit
+def batch_of(base: Int64, PLAN: cutlass.Constexpr):
+    """Addresses of the packets of so many groups as a warp holds at once."""
+    return [base + PLAN.hidden_at(0, b // 2, 0, b % 2) * 16 for b in range(2 * PLAN.batch)]
 
 
 @cute.kernel
@@ -197,24 +213,30 @@ def k3_experts_cute_stream(
             )  # fmt: skip
             unit, at = unit + PLAN.blocks, following
 
+    # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
+    near = lane_hidden(unit, ends, table, hidden_at, lane, PLAN)
+    sent = load_packets(batch_of(near, PLAN))
     while unit < ends[3]:
         following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+        then = lane_hidden(unit + PLAN.blocks, ends, table, hidden_at, lane, PLAN)
         item = (unit - ends[2]) // PLAN.chunks
         _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
         task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
-        pair = place + cutlass.min(token, count - 1)
         acc, values = [Float32(0.0)] * 8, []
         for s in cutlass.range_constexpr(PLAN.steps2):
             d, g = 5 * (s % PLAN.depth2), s % PLAN.groups2
-            if cutlass.const_expr(g % PLAN.batch == 0 and (s == 0 or PLAN.batch < PLAN.groups2)):
-                wanted = [
-                    hidden_at + Int64(PLAN.hidden_at(pair, g + b // 2, quad, b % 2)) * 16 for b in range(2 * PLAN.batch)
-                ]
+            if cutlass.const_expr(g % PLAN.batch == 0):
+                here = batch_of(near + PLAN.hidden_at(0, g, 0, 0) * 16, PLAN)
                 if cutlass.const_expr(PLAN.hidden_rounding == ""):
-                    values = packets(wanted, 2, epoch, record, block)
+                    values = settled(sent, here, 2, epoch, record, block)
                 else:
-                    sent = packets(wanted, 3, epoch, record, block)
+                    sent = settled(sent, here, 3, epoch, record, block)
                     values = hidden_words(sent, ACTIVATION, PLAN.hidden_rounding == "ceil")
+                if cutlass.const_expr(s + PLAN.batch < PLAN.steps2):
+                    later = near + PLAN.hidden_at(0, (g + PLAN.batch) % PLAN.groups2, 0, 0) * 16
+                    sent = load_packets(batch_of(later, PLAN))
+                else:
+                    sent = load_packets(batch_of(then, PLAN))
             if cutlass.const_expr(g == 0):
                 acc = [Float32(0.0)] * 8
             h = g % PLAN.batch * 4
@@ -225,7 +247,7 @@ def k3_experts_cute_stream(
                     if 2 * quad + i < count:
                         where = PLAN.output_at(place + 2 * quad + i, (task + s // PLAN.groups2) * 8 + token)
                         publish(outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch)
-        unit, at = unit + PLAN.blocks, following
+        unit, at, near = unit + PLAN.blocks, following, then
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 

@@ -190,33 +190,42 @@ def look(epoch: Uint32, health: Int64, started: Int64, block: Int32):
 
 
 @cute.jit
-def packets(addresses: list, DATA: cutlass.Constexpr, epoch: Uint32, health: Int64, block: Int32):
-    """The first ``DATA`` words of each packet, once all others carry the epoch, or after the limit. A round loads all at once."""
-    got, missing = poll_round(addresses, DATA, epoch)
-    rounds, started = Int32(0), Int64(0)
-    waits = missing != Uint32(0)
-    while waits:
-        got, missing = poll_round(addresses, DATA, epoch)
-        waits = missing != Uint32(0)
-        rounds += 1
-        if waits and rounds % POLLS_A_LOOK == 0:
-            started, waits = look(epoch, health, started, block)
-    return got
-
-
-@cute.jit
-def poll_round(addresses: list, DATA: cutlass.Constexpr, epoch: Uint32):
-    """(data words of each packet, zero if all carry the epoch)."""
+def load_packets(addresses: list):
+    """All words of packets, whatever epoch they carry."""
     words = []
     for i in cutlass.range_constexpr(len(addresses)):
         words += read(LOAD_PACKET, addresses[i], 4, [])
+    return words
+
+
+@cute.jit
+def opened(words: list, DATA: cutlass.Constexpr, epoch: Uint32):
+    """(the first ``DATA`` words of each packet, zero if all others carry the epoch)."""
     missing, data = Uint32(0), []
-    for i in cutlass.range_constexpr(len(addresses)):
+    for i in cutlass.range_constexpr(len(words) // 4):
         # every word is used, or the load would be narrowed to less than a packet
         for word in cutlass.range_constexpr(DATA, 4):
             missing |= words[4 * i + word] ^ epoch
         data += words[4 * i : 4 * i + DATA]
     return data, missing
+
+
+@cute.jit
+def settled(words: list, addresses: list, DATA: cutlass.Constexpr, epoch: Uint32, health: Int64, block: Int32):
+    """The first ``DATA`` words of each packet, once all others carry the epoch, or after the limit.
+
+    ``words`` are what :func:`load_packets` found before; a round loads all packets at once.
+    """
+    got, missing = opened(words, DATA, epoch)
+    rounds, started = Int32(0), Int64(0)
+    waits = missing != Uint32(0)
+    while waits:
+        got, missing = opened(load_packets(addresses), DATA, epoch)
+        waits = missing != Uint32(0)
+        rounds += 1
+        if waits and rounds % POLLS_A_LOOK == 0:
+            started, waits = look(epoch, health, started, block)
+    return got
 
 
 @cute.jit

@@ -96,8 +96,7 @@ class Plan:
     @property
     def batch(self) -> int:
         """Scale groups whose hidden values a warp holds at once."""
-        most = 6 if self.groups2 <= 6 else 3
-        return max(size for size in range(1, most + 1) if self.groups2 % size == 0)
+        return max(size for size in range(1, 4) if self.groups2 % size == 0)
 
     @property
     def chunks(self) -> int:

@@ -137,17 +137,22 @@ def counts(launch):
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
 def test_a_weight_becomes_an_operand_in_one_instruction_and_a_step_takes_two_a_weight(arch):
-    """What 36 more steps of the second product add, 32 weights a lane and step.
+    """What 14 more steps of the first product add, 32 weights a lane and step: those of twice the columns.
 
     Eight of a step's instructions take four scales from their word: four masks, four shifts.
     """
-    few, many = (counts(built(8, "routed", arch, tasks=tasks)) for tasks in (1, 7))
+    chosen, found = config(problem(8, "routed"), arch, warps=8, x_depth=2), []
+    for latent in (3584, 7168):
+        one = dataclasses.replace(problem(8, "routed"), latent=latent)
+        (launch,) = compile_config(ENGINE, one, chosen, arch).launches
+        found.append(counts(launch))
+    few, many = found
     steps = many["steps"] - few["steps"]
-    assert steps == 36
+    assert steps == 14
     added = {name: (many[name] - few[name]) / steps for name in few}
-    assert 32 <= added["bits"] - 8 <= 1.05 * 32, (
+    assert 31 <= added["bits"] - 8 <= 1.05 * 32, (
         "bit operations a step beside those of its scales: at most 1.25 a weight are allowed"
     )
     assert added["bits"] <= 1.3 * 32
     assert 8 <= added["sums"] <= 8.5
-    assert added["all"] <= 2.05 * 32
+    assert added["all"] <= 2.1 * 32
