@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,12 @@ class Case:
                 lines = np.array(target_rows([first + rank * slot for rank in range(TP)], FACTORS), dtype=np.int64)
                 self.at[buffer.name] = self.memory.add(buffer.name, lines)
 
-    def run(self, place: int, blocks: int, seed: int = 0, tick: int = 0) -> list[ProjectionMachine]:
-        """One of the two launches, so many blocks side by side."""
+    def run(
+        self, place: int, blocks: int, seed: int = 0, tick: int = 0, saved: int | None = None
+    ) -> list[ProjectionMachine]:
+        """One of the launches, so many blocks side by side; of the saved blocks all count, or the first ``saved``."""
         launch, ran = self.compiled.launches[place], []
-        integers = {"rows": LIVE, "blocks": self.one.blocks}
+        integers = {"rows": LIVE, "blocks": saved or self.one.blocks}
         values = [integers[arg.name] if arg.kind == "int32" else self.at.get(arg.name, 0) for arg in launch.args]
         for first in range(0, launch.blocks, blocks):
             machine = ProjectionMachine(
@@ -146,6 +149,29 @@ def test_one_launch_of_128_blocks_that_wait_for_each_other_has_the_twins_bits(mo
     case.run(0, case.compiled.launches[0].blocks)
     case.judge()
     assert (case.memory.get("epochs") == 1).all() and not case.memory.get("health").any()
+
+
+@pytest.mark.parametrize(("form", "saved"), [("bf16x7e16", 2), ("b32e32", 1)])
+def test_a_consumer_alone_finds_its_inputs_ready(monkeypatch: pytest.MonkeyPatch, form: str, saved: int) -> None:
+    """With fewer saved blocks than it was compiled for, too: nobody reads what is not saved yet."""
+    from k3lab.kernels.output_projection.ready import make_ready
+
+    case = Case(monkeypatch, packet=form)
+    buffers = {}
+    for name in ("mailbox", "epochs"):
+        at, dtype, shape = case.memory.places[name]
+        held = case.memory.data[at : at + 4 * math.prod(shape)].view(dtype)
+        held[:] = 4 if name == "epochs" else 0
+        buffers[name] = torch.from_numpy(held).view(shape)
+    partial = (case.inputs["x"].float() @ case.inputs["w_o"].float().T).bfloat16()
+    transport = SimpleNamespace(name="loopback", rank=0)
+    runner = SimpleNamespace(compiled=case.compiled, buffers=buffers, transport=transport)
+    make_ready(runner, torch.stack([partial * factor for factor in FACTORS]))
+    at, _, (blocks, *_rest) = case.memory.places["blocks"]
+    case.memory.data[at + saved * 2 * ROWS * 7168 : at + blocks * 2 * ROWS * 7168] = 0xFF
+    case.run(1, case.compiled.launches[1].blocks, saved=saved)
+    case.inputs["blocks"] = case.inputs["blocks"][:saved]
+    case.judge()
 
 
 def test_a_multicast_store_puts_the_partial_into_this_ranks_slot(monkeypatch: pytest.MonkeyPatch) -> None:
