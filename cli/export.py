@@ -1,4 +1,4 @@
-"""``k3lab export`` and ``k3lab bundle``: write, show and verify bundles."""
+"""``k3lab export``: write bundles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from .words import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-BundlePath = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")]
 
 
 def render_entries(console: Console, data: dict[str, Any]) -> None:
@@ -52,17 +51,8 @@ def render_entries(console: Console, data: dict[str, Any]) -> None:
         console.print(f"passed over: {line}", markup=False)
 
 
-def render_verified(console: Console, data: dict[str, Any]) -> None:
-    """Print that a bundle is whole."""
-    console.print(
-        f"{data['path']}: {counted(len(data['entries']), 'entry', 'entries')}, {counted(data['files'], 'file')},"
-        " every checksum holds",
-        markup=False,
-    )
-
-
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the command."""
 
     @app.command("export")
     def export_command(
@@ -79,20 +69,3 @@ def register(app: typer.Typer) -> None:
         from ..tuning.export import export
 
         emit(export(studies, out, archs=arch or (), force=force, add=add).to_json(), as_json, render_entries)
-
-    bundle = typer.Typer(no_args_is_help=True, help="Look at bundles.")
-    app.add_typer(bundle, name="bundle")
-
-    @bundle.command("show")
-    def show_command(path: BundlePath, as_json: Json = False) -> None:
-        """List a bundle's entries with their evidence."""
-        from ..kernels.bundle.reader import Bundle, describe
-
-        emit(describe(Bundle.load(path)), as_json, render_entries)
-
-    @bundle.command("verify")
-    def verify_command(path: BundlePath, as_json: Json = False) -> None:
-        """Check every byte of a bundle."""
-        from ..kernels.bundle.reader import Bundle, describe
-
-        emit(describe(Bundle.load(path)), as_json, render_verified)

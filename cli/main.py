@@ -29,7 +29,7 @@ COMMANDS: dict[str, str] = {
     "tune-table": "table",
     "study": "study",
     "export": "export",
-    "bundle": "export",
+    "bundle": "bundle",
     "decode": "decode",
     "trace": "trace",
     "report": "report",

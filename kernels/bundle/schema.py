@@ -162,6 +162,14 @@ class EntryModel(_Model):
     environment: dict[str, JsonValue] | None
     """Where the study ran."""
     builds: tuple[BuildModel, ...] = Field(min_length=1)
+    rechecks: tuple[dict[str, JsonValue], ...] = ()
+    """What `bundle verify --stale` found later, the oldest first."""
+
+    @model_serializer(mode="wrap")
+    def _other_entries_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written where there are any, as for launches."""
+        data: dict[str, Any] = dump(self)
+        return data if self.rechecks else {key: data[key] for key in data if key != "rechecks"}
 
     @model_validator(mode="after")
     def _evidence_of_builds(self) -> Self:

@@ -56,6 +56,10 @@ def test_from_a_database_to_a_bundle(
     assert run(capsys, "study", "show", file)["choice"]["config"] == tuned["choice"]["config"]
     (entry,) = run(capsys, "export", file, "--out", "bundle")["entries"]
     assert entry["config"] == tuned["choice"]["config"]
+    assert run(capsys, "bundle", "diff", "bundle", "bundle")["same"]
+    assert run(capsys, "bundle", "merge", "bundle", "bundle", "--out", "merged")["entries"] == 1
+    assert run(capsys, "bundle", "verify", "merged", "--here")["keys"] == []
+    assert run(capsys, "bundle", "warm", "merged", "--arch", "sm_90a", "--jobs", "1")["compiled"] == 1
 
 
 @pytest.mark.parametrize(
