@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from k3lab.decode import expert_memory
+from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.checkpoint.load import load_rank
 from k3lab.decode.checkpoint.write import write_checkpoint
@@ -17,6 +18,7 @@ from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.random_weights import random_rank_weights, random_tensors, random_weights
 from k3lab.decode.run import RunOptions, run
 from k3lab.decode.step import step
+from k3lab.decode.teacher_forced import Follower, bits, drift, schedule, widened
 from k3lab.decode.weights import MoeMlp
 from k3lab.kernels import SMALL_K3
 from k3lab.kernels.collectives import SingleRank
@@ -69,3 +71,20 @@ def test_full_width_experts_are_held_in_place_with_little_scratch_memory() -> No
     assert torch.cuda.max_memory_allocated() - start < 6e9
     for name, tensor in vars(mlp.experts).items():
         assert torch.equal(tensor, before[name]), name
+
+
+def test_auto_follows_500_given_steps_as_closely_as_the_twins_do() -> None:
+    sizes = {"requests": 6, "context": 200, "max_verify": 8}
+    steps = schedule(vocabulary=SMALL_K3.vocab_size, steps=500, **sizes)
+    rounded = random_weights(SMALL_K3, seed=1, dtype=torch.bfloat16, device="cuda")
+    own = ReferenceOperators(SMALL_K3)
+    auto = AutoOperators(SMALL_K3, dtype=torch.bfloat16, device="cuda")
+    judge = Follower(widened(rounded), own, SingleRank(), **sizes)
+    twins, stock = drift(
+        judge, [Follower(rounded, one, SingleRank(), **sizes) for one in (own, auto)], steps, tolerance=1.0
+    )
+    assert stock.mean < 1.25 * twins.mean
+    assert stock.logits[-1] < 3 * twins.mean
+    assert stock.states < 1.25 * twins.states
+    again = [list(bits(Follower(rounded, auto, SingleRank(), **sizes), steps[:100])) for _ in range(2)]
+    assert again[0] == again[1]
