@@ -16,6 +16,8 @@ from .weights import RankWeights
 
 CHUNK = 512
 """Tokens of a chunk: each reads the weights once."""
+FILLED_BLOCKS = 4096
+"""Cache blocks that are made up at once."""
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens)."""
 
@@ -106,24 +108,24 @@ def fill_context(cache: DecodeCache, slots: Sequence[int], tokens: int, *, seed:
     generator = torch.Generator(device=device)
     generator.manual_seed(seed)
 
-    def draw(like: Tensor, scale: float) -> Tensor:
-        wide = torch.float64 if like.dtype == torch.float64 else torch.float32
-        return torch.randn(like.shape, generator=generator, dtype=wide, device=device) * scale
+    def draw(shape: Sequence[int], dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return (torch.randn(shape, generator=generator, dtype=wide, device=device) * scale).to(dtype)
 
-    where = torch.tensor(list(slots), device=device)
-    for layer in cache.mla:
-        for slot in slots:
-            for block in cache.blocks_of(slot):  # a block at a time: a long context is never there twice
-                page = cache.mla[layer][block]
-                page.copy_(draw(page, 1.0).to(page.dtype))
-    for layer, states in cache.kda_states.items():
-        for slot in slots:
-            # a state of unit keys: a fraction of the values it was written with
-            states[slot, 0] = draw(states[slot, 0], 0.1)
-            convs = cache.kda_convs[layer][slot, 0]
-            convs.copy_(draw(convs, 1.0).to(convs.dtype))
-    cache.snapshot[where] = 0
     for slot in slots:
+        # some blocks at a time: a long context is never there twice
+        for blocks in torch.tensor(cache.blocks_of(slot), device=device).split(FILLED_BLOCKS):
+            for pages in cache.mla.values():
+                made = draw((len(blocks), *pages.shape[1:]), pages.dtype)
+                if pages.dtype == torch.float8_e4m3fn:  # indexed writes know no FP8: the bytes are the same
+                    pages.view(torch.uint8)[blocks] = made.view(torch.uint8)
+                else:
+                    pages[blocks] = made
+        for layer, states in cache.kda_states.items():
+            # a state of unit keys: a fraction of the values it was written with
+            states[slot, 0] = draw(states.shape[2:], states.dtype, 0.1)
+            convs = cache.kda_convs[layer]
+            convs[slot, 0] = draw(convs.shape[2:], convs.dtype)
         cache.begin_prefill(slot, tokens)
         cache.prefilled(slot, tokens)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from k3lab.cli.main import run as command
 from k3lab.decode import memory, prefill_operators
+from k3lab.decode import prefill as prefilling
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.chunked_kda import delta_rule_of_many
@@ -283,8 +284,9 @@ def test_a_request_resumed_from_its_saved_state_is_exact(exact: RankWeights, cac
 # -- synthetic contexts ------------------------------------------------------------------------------
 @pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
 def test_a_filled_context_is_random_of_real_size_and_is_decoded_from(
-    exact: RankWeights, cache_dtype: torch.dtype | None
+    exact: RankWeights, cache_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prefilling, "FILLED_BLOCKS", 2)
     runs = []
     for seed in (1, 1, 2):
         cache = cache_for(exact, cache_dtype=cache_dtype)
