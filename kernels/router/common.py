@@ -181,6 +181,9 @@ def wishes(problem: Router) -> Iterator[Config]:
             if (problem.experts + problem.latent) // tile <= 300:
                 yield {"tile": tile, "split_k": 1, "chunks": 8, "depth": depth, "warps_n": 1, "warps_k": warps}
     chunks = 2 if rows <= 8 else 1
+    if 5 <= rows <= 8:
+        for tile in (16, 24, 32, 40):
+            yield {"tile": tile, "split_k": 8, "chunks": 2, "depth": 1, "warps_n": 1, "warps_k": 14}
     for split, tiles in ((8, (16, 24, 32, 40, 48, 56, 80, 96)), (4, (16, 24, 32, 40, 48, 56))):
         for tile in tiles:
             for warps_n, warps_k in ((1, 7), (2, 4), (2, 7), (3, 4), (1, 14)):
@@ -250,5 +253,5 @@ def sum_order(front: Front) -> str:
     parts = "every 32nd, then by butterfly" if front.by_warps else "ascending"
     return (
         f"MMAs over every {front.warps_k}th block of {front.chunks} x 32 columns ascending, a sum a warp and chunk; those "
-        f"{front.parts} {parts}, then {front.split} K ranges ascending"
+        f"{front.warps_k * front.chunks} {parts}, then {front.split} K ranges ascending"
     )

@@ -59,13 +59,20 @@ def addresses(
 
 @cute.jit
 def keep_sums(acc: list, sums: cute.Tensor, warp: Int32, lane: Int32, F: cutlass.Constexpr):
-    """A warp's sums into shared memory: one part a warp and chunk, of products of equal chunks only."""
+    """A warp's sums into shared memory: one part a warp and chunk, of products of equal chunks only.
+
+    Two chunks of eight rows: the sums of row g and column 2 q, and of g + 8 and 2 q + 1, are one output's, in one lane.
+    """
     wn, wk = warp % F.warps_n, warp // F.warps_n
     group, quad = lane // 4, lane % 4
     size = F.board.rows * F.tile
     for m in cutlass.range_constexpr(F.m_tiles):
         for j in cutlass.range_constexpr(F.n_tiles):
-            for e in cutlass.range_constexpr(2 * F.halves):
+            if cutlass.const_expr(F.merges):
+                n = (wn * F.n_tiles + j) * F.per_tile + quad
+                if group < F.board.rows and n < F.tile:
+                    sums[wk * size + group * F.tile + n] = acc[4 * j] + acc[4 * j + 3]
+            for e in cutlass.range_constexpr(0 if F.merges else 2 * F.halves):
                 a, column = m * 16 + e // 2 * 8 + group, quad * 2 + e % 2
                 row, n = a % F.tokens, (wn * F.n_tiles + j) * F.per_tile + column // F.chunks
                 chunk = column % F.chunks
@@ -165,7 +172,7 @@ def front(
 
     ``tensors`` are addresses: x, w_router, w_down, peers, logits, latent, targets, epochs, health. A lane loads 8
     neighbouring columns of a weight row in one go, a warp ``32 chunks`` columns of ``8 / chunks`` rows; each chunk is a
-    row of the MMA of its own, of x and of w. Sums: MMAs of a (warp, chunk) ascending, then these ascending (by a warp:
+    row of the MMA of its own, of x and of w. Sums: MMAs of a (warp, chunk) ascending, chunks and warps ascending (by a warp:
     every 32nd, then by butterfly), then the cluster's blocks ascending. All rows the kernel was compiled for are
     published, those beyond ``rows`` repeat the last one. A slot whose factor is not one plays another rank: its words
     come from ``peers``. Nothing is published once a wait has given up. Returns the epoch.

@@ -11,12 +11,12 @@ from .layout import UNIT_ROWS, UNIT_START
 
 
 @cute.jit
-def scanned(value: Uint32, lane: Int32):
-    """Sum over this lane and those before it."""
-    total = value
-    for step in cutlass.range_constexpr(5):
-        before = arch.shuffle_sync_up(total, 1 << step)
-        total += Uint32(before) if lane >= (1 << step) else Uint32(0)
+def sum_before(count: Uint32, below: Uint32, BITS: cutlass.Constexpr):
+    """Sum of the counts, of so many bits, of the warp's lanes in ``below``: votes bit by bit, which need no chain of shuffles."""
+    total = Uint32(0)
+    for bit in cutlass.range_constexpr(BITS):
+        votes = Uint32(arch.vote_ballot_sync((count >> bit) & Uint32(1) != Uint32(0)))
+        total += Uint32(arch.popc(votes & below)) << bit
     return total
 
 
@@ -44,7 +44,7 @@ def group(
 ):
     """All threads of a block, with ``masks`` zeroed and ``ids`` [rows][top_k] there: see :func:`.exact.group`.
 
-    An expert's tokens are the bits of its mask, so places in the order follow from counts of bits and one scan.
+    An expert's tokens are the bits of its mask, so places in the order follow from counts of bits.
     """
     lane, warp, warps = t % 32, t // 32, THREADS // 32
     live = rows * C.top_k
@@ -54,22 +54,24 @@ def group(
         arch.atomic_or(at, Uint32(1) << Uint32(row % 32), sem="relaxed", scope="cta")
     arch.sync_threads()
     # tokens in the low half of a word, experts in the high one
+    below = (Uint32(1) << Uint32(lane)) - Uint32(1)
     for c in cutlass.range(warp, C.chunks, warps, unroll=1):
         tokens = rows_of(masks, c * 32 + lane, C)
-        both = tokens | (Uint32(0x10000) if tokens != Uint32(0) else Uint32(0))
-        until = scanned(both, lane)
-        starts[c * 32 + lane] = until - both
+        votes = Uint32(arch.vote_ballot_sync(tokens != Uint32(0)))
+        before = sum_before(tokens, below, C.board.rows.bit_length()) | Uint32(arch.popc(votes & below)) << 16
+        starts[c * 32 + lane] = before
         if lane == 31:
-            sums[c] = until
+            sums[c] = before + (tokens | (Uint32(0x10000) if tokens != Uint32(0) else Uint32(0)))
     arch.sync_threads()
     sum_here = Uint32(0)
     if lane < C.chunks:
         sum_here = Uint32(sums[lane])
-    until = scanned(sum_here, lane)
-    every = Int32(arch.shuffle_sync(until, 31) >> 16)
+    every = Int32(Uint32(arch.warp_redux_sync(sum_here, "add")) >> 16)
     for c in cutlass.range(warp, C.chunks, warps, unroll=1):
-        before = Uint32(starts[c * 32 + lane]) + arch.shuffle_sync(until - sum_here, c)
         tokens = rows_of(masks, c * 32 + lane, C)
+        before = Uint32(arch.warp_redux_sync(sum_here if lane < c else Uint32(0), "add")) + Uint32(
+            starts[c * 32 + lane]
+        )
         first = before & Uint32(0xFFFF)
         starts[c * 32 + lane] = first
         if tokens != Uint32(0):

@@ -123,9 +123,14 @@ class Front:
         return self.hidden // (self.width * self.split * self.warps_k)
 
     @property
+    def merges(self) -> bool:
+        """Whether both chunks' sums of an output lie in one lane, which adds them."""
+        return self.chunks == 2 and self.tokens == 8
+
+    @property
     def parts(self) -> int:
-        """Sums of one output in a block, one a warp and chunk."""
-        return self.warps_k * self.chunks
+        """Sums of one output in a block, one a warp and chunk, or one a warp."""
+        return self.warps_k * (1 if self.merges else self.chunks)
 
     # -- what happens to the sums: pairs of neighbouring outputs of one row of x
     @property

@@ -217,7 +217,7 @@ class Machine:
                 return
         handler = getattr(self, f"do_{step.name[0]}", None)
         assert handler is not None, f"unknown instruction {self.text(place)}"
-        if step.name[0] in ("bra", "ret", "bar", "barrier", "shfl", "vote", "mma", "mbarrier"):
+        if step.name[0] in ("bra", "ret", "bar", "barrier", "shfl", "vote", "mma", "mbarrier", "redux"):
             handler(step, who, place)
         else:
             handler(step, who)
@@ -291,6 +291,13 @@ class Machine:
         for lanes in self.whole_warps(who, place):
             bits = int((self.flag(step.args[1], lanes).astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum())
             self.put(step.args[0], lanes, np.full(32, bits, dtype=np.uint32))
+
+    def do_redux(self, step: Step, who: np.ndarray, place: int) -> None:
+        for lanes in self.whole_warps(who, place):
+            value = self.get(step.args[1], lanes, "u32")
+            assert step.name[2] in ("add", "max", "min")
+            result = {"add": np.sum, "max": np.max, "min": np.min}[step.name[2]](value.astype(np.uint64))
+            self.put(step.args[0], lanes, np.full(32, int(result) & 0xFFFFFFFF, dtype=np.uint32))
 
     def do_mma(self, step: Step, who: np.ndarray, place: int) -> None:
         for lanes in self.whole_warps(who, place):
