@@ -183,3 +183,21 @@ def test_the_triton_engine_equals_the_twin(device, tp, rows, kind):
     for live in dict.fromkeys((rows, 1)):
         case.run(live)
         case.judge(live)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_prefetch_of_other_weights_changes_no_bit(device, kept):
+    from k3lab.kernels.experts.prefetch import compile_prefetch, space, table
+    from k3lab.kernels.launch import Runner
+
+    case = Case(device, exact_problem(8, "bf16"), CUTE)
+    weights = [torch.randn(size, device="cuda") for size in (1 << 20, 5, 3 << 20)]
+    kept_before = [weight.clone() for weight in weights]
+    config = {**space().default, "kept": kept}
+    ranges = table(weights, config)
+    prefetch = Runner(compile_prefetch(len(ranges), config, device.arch)).bind({"ranges": ranges})
+    for _ in range(5):
+        prefetch()
+        case.run()
+        case.judge()
+    assert all(torch.equal(a, b) for a, b in zip(weights, kept_before, strict=True))
