@@ -303,6 +303,32 @@ def test_synthetic_acceptance_puts_out_what_was_drafted_and_is_labelled(
     assert session.said[0].startswith("SYNTHETIC")
 
 
+def test_numbers_belong_to_the_tokens_they_decide_on(
+    tiny: ModelCard, tiny_tensors: ModelTensors, draft_of: dict[str, torch.Tensor]
+) -> None:
+    seen: list[tuple[list[int], list[list[int]]]] = []
+
+    class Watched(Standard):
+        def first(self, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            seen.append((seeds.tolist(), positions[:, None].tolist()))
+            return super().first(logits, seeds, positions)
+
+        def verify(self, drafts: Drafts, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> Any:
+            seen.append((seeds.tolist(), positions.tolist()))
+            return super().verify(drafts, logits, seeds, positions)
+
+    session = Session(tiny, tiny_tensors, draft_of, Watched())
+    session.run(2)
+    # the token after a prompt of n has position n; a step decides on the next ones
+    done = [len(prompt) for prompt in PROMPTS]
+    assert seen[0] == (SEEDS, [[length] for length in done])
+    for step_of, (seeds, positions) in enumerate(seen[1:]):
+        ends = [
+            n + sum(one.accepted[:step_of]) + step_of for n, one in zip(done, session.decoder.requests, strict=True)
+        ]
+        assert (seeds, positions) == (SEEDS, [list(range(end + 1, end + 5)) for end in ends])
+
+
 @pytest.mark.parametrize("draft_temperature", [0.0, 0.8])
 def test_sampled_speculation_repeats_and_depends_on_the_seed_alone(
     tiny: ModelCard, tiny_tensors: ModelTensors, draft_of: dict[str, torch.Tensor], draft_temperature: float
