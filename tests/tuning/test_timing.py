@@ -170,7 +170,10 @@ def timed(device, monkeypatch):
     monkeypatch.setattr(chain, "time_chain", lambda *_, **how: made)
 
     def run(*, pdl: bool, floor_bytes: int = 20_000_000, held=None, **asked):
-        family = SimpleNamespace(rotated=("w",), mutated=(), traffic=lambda problem: SimpleNamespace(bytes=floor_bytes))
+        family = SimpleNamespace(
+            rotated=("w",), mutated=(), traffic=lambda problem: SimpleNamespace(bytes=floor_bytes),
+            measurement_fault=lambda problem, tensors: "too few" if "w" in tensors and "odd" in tensors else None,
+        )  # fmt: skip
         launches = (Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=pdl),)
         compiled = SimpleNamespace(problem=None, launches=launches, held=held or {})
         return timing.time_compiled(family, compiled, TimingPolicy(samples=5, warm_ms=1), **asked), bound
@@ -212,6 +215,11 @@ def test_below_the_floor_is_a_broken_measurement(timed):
     with pytest.raises(timing.BrokenMeasurement, match=r"10.00 us lies below the byte floor of 10.50 us"):
         timed(pdl=False, floor_bytes=42_000_000)
     assert timed(pdl=False, floor_bytes=41_000_000)[0].cold_us == 10.0  # within 3 %
+
+
+def test_a_family_may_refuse_a_timing_by_what_the_calls_left(timed):
+    with pytest.raises(timing.BrokenMeasurement, match="^too few$"):
+        timed(pdl=False, held={"odd": torch.zeros(1)})
 
 
 def test_a_kernel_that_gave_up_waiting_was_not_timed(timed):
