@@ -128,6 +128,42 @@ def test_ties_infinities_and_nan(device, blocks, warps):
     assert case.runner.buffers["nans"].tolist() == [0, 0, 0, 895, 0, 0, 448, 0]
 
 
+@pytest.mark.parametrize("num_warps", [1, 4, 8])
+def test_triton_chooses_the_same_bits(device, num_warps):
+    generator = torch.Generator().manual_seed(num_warps)
+    for logits in (adversarial(), torch.randn(64, 896, generator=generator) * 3):
+        inputs = {"all_logits": logits, "bias": torch.randn(896, generator=generator) * 0.1}
+        case = Case(
+            device,
+            problem(len(logits), "choice"),
+            {"num_warps": num_warps},
+            engine=FAMILY.engine("triton"),
+            inputs=inputs,
+        )
+        case.run()
+        ids, weights = choose(logits, inputs["bias"], 16, 1.0)
+        assert torch.equal(case.outputs["ids"].cpu(), ids)
+        assert torch.equal(case.outputs["weights"].cpu().view(torch.int32), weights.view(torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "change"),
+    [
+        (1, "front", {"schedule": "fma", "block_n": 2, "block_k": 1024, "split_k": 1, "num_stages": 1}),
+        (4, "front", {"schedule": "fma", "block_n": 1, "block_k": 1024, "split_k": 1, "num_stages": 1}),
+        (8, "front", {}),
+        (64, "front", {"split_k": 4, "block_n": 32}),
+        (8, "choice", {}),
+    ],
+)
+def test_triton_passes_the_house_check(device, rows, kind, change):
+    from k3lab.tuning.check import check
+
+    one, engine = problem(rows, kind), FAMILY.engine("triton")
+    result = check(FAMILY, engine, one, {**engine.space(one, device.need_card()).default, **change})
+    assert result.ok, result.reason
+
+
 def test_random_rows_of_every_magnitude(device):
     generator = torch.Generator().manual_seed(5)
     for scale in (1e-6, 0.1, 1.0, 10.0, 60.0):

@@ -14,7 +14,7 @@ from k3lab.tuning.policy import QUICK
 from k3lab.tuning.timing import BrokenMeasurement, Series
 
 X = torch.zeros(8, 16, dtype=torch.bfloat16)
-FAMILY = SimpleNamespace(rotated=("w",), mutated=("state",), outputs=("out",))
+FAMILY = SimpleNamespace(rotated=("w",), constant=(), mutated=("state",), outputs=("out",))
 PDL = Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=True)
 PLAIN = Launch("k3_a_b_other", b"", (1, 1, 1), (32, 1, 1), 0, ())
 

@@ -218,7 +218,7 @@ def test_below_the_floor_is_a_broken_measurement(timed):
 
 
 def test_a_family_may_refuse_a_timing_by_what_the_calls_left(timed):
-    with pytest.raises(timing.BrokenMeasurement, match="^too few$"):
+    with pytest.raises(timing.BrokenMeasurement, match=r"^too few$"):
         timed(pdl=False, held={"odd": torch.zeros(1)})
 
 
