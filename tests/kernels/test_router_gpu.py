@@ -39,12 +39,9 @@ class Case:
         self.tensors = {**{name: tensor.cuda() for name, tensor in self.inputs.items()}, **self.outputs}
 
     def poison(self):
-        for name, tensor in (
-            *self.outputs.items(),
-            *((n, self.runner.buffers.get(n)) for n in ("order", "units", "nans")),
-        ):
-            if tensor is not None:
-                tensor.fill_(float("nan") if tensor.is_floating_point() else -7), name
+        held = [self.runner.buffers[name] for name in ("order", "units", "nans") if name in self.runner.buffers]
+        for tensor in (*self.outputs.values(), *held):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
 
     def run(self, rows=None, pdl=None, dead=False):
         self.poison()
