@@ -23,6 +23,8 @@ from k3lab.decode.dspark.reference import Drafts
 from k3lab.decode.dspark.weights import draft_weights, random_draft_tensors
 from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.packing import pack
+from k3lab.decode.prefill import prefill
+from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.run import RunOptions, run
 from k3lab.decode.scope import RankSituation, Scope, group_scope
 from k3lab.decode.sharding import ModelTensors, shard
@@ -205,26 +207,23 @@ class Session:
         return [one.tokens for one in self.decoder.requests]
 
 
-def plain(weights: RankWeights, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens, one a step, by the twins."""
-    cache = DecodeCache(weights.card, max_requests=1, max_context=60, dtype=weights.dtype)
-    slot, tokens, out = cache.add(), list(prompt), []
-    while len(out) < count:
-        for token in tokens:
-            logits = step(
-                weights, cache, torch.tensor([[token]]), [slot], ReferenceOperators(weights.card), SingleRank()
-            )
-            cache.accept([slot], [1])
-        out.append(int(logits[0, 0].argmax()))
-        tokens = [out[-1]]
-    return out
-
-
 @pytest.fixture(scope="module")
 def answers(tiny: ModelCard, tiny_tensors: ModelTensors) -> list[list[int]]:
-    """Of the prompts, by greedy decoding without drafts."""
+    """Of the prompts, by greedy decoding without drafts: a token a step, by the twins."""
     weights = pack(shard(tiny_tensors, tiny, tp=1, rank=0), tiny, tp=1, rank=0)
-    return [plain(weights, prompt, 28) for prompt in PROMPTS]
+    cache = DecodeCache(tiny, max_requests=3, max_context=60, dtype=weights.dtype)
+    slots = [cache.add() for _ in PROMPTS]
+    own = PrefillOperators(tiny, dtype=weights.dtype, device="cpu")
+    logits = [
+        prefill(weights, cache, slot, torch.tensor(ids), own, SingleRank())
+        for slot, ids in zip(slots, PROMPTS, strict=True)
+    ]
+    out = [torch.stack(logits).argmax(-1)]
+    for _ in range(27):
+        rows = step(weights, cache, out[-1][:, None], slots, ReferenceOperators(tiny), SingleRank())
+        cache.accept(slots, [1] * 3)
+        out.append(rows[:, 0].argmax(-1))
+    return torch.stack(out, dim=1).tolist()
 
 
 class Knowing(Drafter):
