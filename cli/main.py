@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "export": "export",
     "bundle": "bundle",
     "decode": "decode",
+    "gate": "gate",
     "trace": "trace",
     "report": "report",
     "demo": "demo",

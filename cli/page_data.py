@@ -15,6 +15,7 @@ from typing import Any
 
 from ..kernels.errors import InputError
 from ..tuning.alternatives import PYTORCH
+from ..tuning.stale import word_of
 from ..tuning.table_rows import FORMAT, SCHEMA
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
@@ -107,7 +108,7 @@ def record_section(table: Mapping[str, Any], link: str) -> list[str]:
     packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
     device = f" on {gpu['name']}, driver {gpu['driver']}" if gpu else f" for {table['gpu']}"
     lines = [
-        f"{table['evidence'].capitalize()}{device}; {packages}; commit {where['commit']}: [{len(table['rows'])} problems]({link})."
+        f"{word_of(table).capitalize()}{device}; {packages}; commit {where['commit']}: [{len(table['rows'])} problems]({link})."
     ]
     if policy:
         lines.append(

@@ -1,7 +1,8 @@
 """What results/ knows of a family: facts kept as JSON files under ``results/<gpu>/``.
 
 A result file (``.json``, or a recorded space ``.json.gz``) names its family, its GPU and its evidence;
-one that lacks a word of evidence is left out, because a result never loses that word.
+one that lacks a word of evidence is left out, because a result never loses that word. Of a file that is marked
+``stale`` the word says so: ``stale measured``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels.evidence import Evidence
+from ..tuning.stale import word_of
 
 
 def result_files(folder: Path) -> list[Path]:
@@ -64,7 +66,7 @@ def evidence_of(family: str, folder: Path) -> list[dict[str, Any]]:
         name = data.get("family") or (identity.get("family") if isinstance(identity, dict) else None)
         if name == family and data.get("evidence") in words:
             gpu = _gpu(data) or path.parent.name.upper()
-            entry = {"gpu": gpu, "evidence": data["evidence"], "file": path.as_posix()}
+            entry: dict[str, Any] = {"gpu": gpu, "evidence": word_of(data), "file": path.as_posix()}
             choice = data.get("choice")
             value = choice.get("value_us") if isinstance(choice, dict) else None
             if isinstance(value, (int, float)):

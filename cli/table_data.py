@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import Family, InputError, Problem, family
+from ..tuning.stale import word_of
 from .figures import BLUE, GREEN, GREY, ORANGE, plain
 from .page_data import load_table
 from .shown import Shown
@@ -42,7 +43,7 @@ def recorded_rows(results: Path, name: str | None = None) -> list[dict[str, Any]
         for row in table["rows"]:
             label = owner.problem_from_json(row["problem"]).label
             found.append({
-                "family": owner.name, "gpu": table["gpu"], "evidence": table["evidence"], "file": path.relative_to(results).as_posix(),
+                "family": owner.name, "gpu": table["gpu"], "evidence": word_of(table, row["engine"]), "file": path.relative_to(results).as_posix(),
                 "problem": row["problem"], "label": label, "shape": shape_of(label), "rows": row["problem"]["rows"],
                 **{key: row.get(key) for key in KEPT},
             })  # fmt: skip

@@ -15,6 +15,7 @@ from k3lab.kernels.accounting import layer_bytes
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.traces import synthesize
 from k3lab.traces.synthetic import Faults
+from k3lab.tuning.stale import word_of
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +100,11 @@ def test_a_trace_of_another_gpu_is_told(tmp_path: Path) -> None:
 
 def test_numbers_stand_beside_their_evidence_word(study: Path, tmp_path: Path) -> None:
     results = Path(__file__).resolve().parents[2] / "results"
-    recorded = json.loads((results / "h200" / "attention_projection.json").read_text())["choice"]["value_us"]
+    record = json.loads((results / "h200" / "attention_projection.json").read_text())
+    recorded, word = record["choice"]["value_us"], word_of(record)
     assert main.run(["report", "--out", "page", "--study", str(study), "--results", str(results)]) == 0
     text = (tmp_path / "page" / "index.html").read_text()
-    assert f'H200 <span class="word measured">measured</span> {recorded:.2f} us' in text
+    assert f'H200 <span class="word {word}">{word}</span> {recorded:.2f} us' in text
     assert (
         text.count('GB300 <span class="word predicted">predicted</span> ') == 1
     )  # the page's own study, not the record
