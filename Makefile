@@ -22,7 +22,7 @@ endif
 SPREAD := $(if $(VENV),$(if $(findstring gpu,$(ARGS)),,-n auto --maxprocesses 8 --dist loadfile))
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup_venv
 
-.PHONY: help demo test test-all lint format clean setup check-python
+.PHONY: help demo test test-all lint gate format clean setup check-python
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
 
@@ -38,6 +38,11 @@ test-all: $(TEST_READY)
 lint: $(TEST_READY) .lint/k3lab
 	@$(RUN) -m ruff check .
 	@MYPYPATH=.lint $(RUN) -m mypy -p k3lab
+
+# make gate BASE=main: spills, registers, shared memory and instructions of changed kernels; results that are no longer theirs
+BASE ?= HEAD~1
+gate: $(TEST_READY) .lint/k3lab
+	@$(RUN) -m k3lab.cli.main gate --base $(BASE) --jobs 2
 
 format: $(TEST_READY)
 	@$(RUN) -m ruff format .
