@@ -123,7 +123,11 @@ def run(
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
-    decoded = run_cpu(card, options, say) if device is None else run_gpu(card, options, choices, device, say, recorder)
+    decoded = (
+        run_cpu(card, options, say)
+        if device is None
+        else run_gpu(card, options, choices, device, say, recorder, bundle)
+    )
     return RunReport(
         head=_head(options, wanted, device),
         model=card.name,

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import ModelCard
 from ..kernels.device import Device
-from .choices import Choice, Tuned
+from .choices import Choice, Finder
 from .run_options import RunOptions
+from .scope import group_scope, here
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .caches import DecodeCache
     from .greedy import Decoded, Prepare
     from .operators import Operators
-    from .scope import Scope
     from .weights import RankWeights
 
 Progress = Callable[[str, int, int], None]
@@ -142,19 +142,6 @@ def _gpu_operators(
     return TunedOperators(card, choices, dtype=weights.dtype, device=weights.device)
 
 
-def _scope(card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], device: Device) -> Scope:
-    """What one rank alone serves of steps with drafts: none is captured in a graph yet."""
-    from .scope import RankSituation, group_scope
-
-    tuned = any(isinstance(one, Tuned) for one in choices)
-    chip = device.card.sms if device.card else device.sms
-    own = RankSituation(
-        tp=options.tp, gpu=known_gpu(options, device), sms=device.sms, tuned_sms=chip, graph_rows=0,
-        entry_rows=options.step_rows if tuned else 0,
-    )  # fmt: skip
-    return group_scope([own])
-
-
 def run_gpu(
     card: ModelCard,
     options: RunOptions,
@@ -162,6 +149,7 @@ def run_gpu(
     device: Device,
     say: Progress,
     recorder: AbstractContextManager[object] | None,
+    bundle: Finder | None = None,
 ) -> Outcome:
     """Rank 0 alone on the GPU: eagerly, then from a captured graph; ``recorder`` sees the graph's replays.
 
@@ -172,6 +160,7 @@ def run_gpu(
         device: the GPU.
         say: is told how far it is.
         recorder: what records a device trace, or None.
+        bundle: what the choices were made from.
     """
     import torch
 
@@ -194,7 +183,9 @@ def run_gpu(
     ranks = "one rank" if options.tp == 1 else f"rank 0 of {options.tp} alone, stand-in collectives"
     if options.drafts:
         auto = AutoOperators(card, dtype=dtype, device=where)
-        scope = _scope(card, options, choices, device) if options.backend != "auto" else None
+        scope = None
+        if options.backend != "auto":  # one rank alone, and steps with drafts are captured in no graph yet
+            scope = group_scope([here(card, device, bundle, tp=options.tp, graph_rows=0)])
         tuned = (lambda _rows: _gpu_operators(card, options, choices, weights)) if scope else None
         eager, told = _speculated(weights, options, prompts, comm, auto, say, scope=scope, specialized=tuned)
         return Outcome(eager, None, ranks, auto.name, weights.bytes, told)

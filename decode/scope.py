@@ -6,6 +6,7 @@ by what the scheduler says of it alone. Both are the same on every rank, and so 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,8 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard, family
+from ..kernels.device import Device, nvlink_domain
 from .choices import Finder, model_families
 from .cures import joined
+from .plan import TUNED_FAMILIES
 
 if TYPE_CHECKING:
     from ..kernels.collectives import Collectives
@@ -202,19 +205,59 @@ def agree(mine: RankSituation, comm: Collectives) -> Scope:
 
 
 def entry_rows(card: ModelCard, bundle: Finder | None, *, tp: int, gpu: str) -> int:
-    """The most rows of a step that has an accepted entry of one family or more; 0 without any."""
+    """The most rows of a step that has an accepted entry of a family that can be launched; 0 without any."""
     if bundle is None:
         return 0
     from ..kernels.bundle.reader import Miss
 
     for rows in range(MAX_ROWS, 0, -1):
-        for name, kind in model_families(card):
+        for name, kind in model_families(card, TUNED_FAMILIES):
             found = family(name)
-            if not found.engines:
+            if name not in TUNED_FAMILIES:
                 continue
             if not isinstance(bundle.find(name, found.problem(card, tp=tp, rows=rows, kind=kind), gpu), Miss):
                 return rows
     return 0
+
+
+def here(
+    card: ModelCard, device: Device, bundle: Finder | None, *, tp: int, graph_rows: int = MAX_ROWS,
+    ssm_dtype: str = "float32", kv_dtype: str = "bfloat16",
+) -> RankSituation:  # fmt: skip
+    """What the rank on this GPU brings; for :func:`agree`.
+
+    Args:
+        card: the model.
+        device: its GPU.
+        bundle: what it loaded.
+        tp: tensor-parallel size.
+        graph_rows: most rows of a captured graph.
+        ssm_dtype: of the KDA states.
+        kv_dtype: of the MLA rows.
+    """
+    chip = device.card
+    return RankSituation(
+        tp=tp,
+        gpu=chip.name if chip else device.name,
+        sms=device.sms,
+        tuned_sms=chip.sms if chip else device.sms,
+        domain=nvlink_domain(device.index),
+        ssm_dtype=ssm_dtype,
+        kv_dtype=kv_dtype,
+        graph_rows=graph_rows,
+        entry_rows=entry_rows(card, bundle, tp=tp, gpu=chip.name) if chip else 0,
+        bundle=digest(bundle),
+    )
+
+
+def digest(bundle: Finder | None) -> str:
+    """Of what a bundle holds, wherever it lies: equal texts on all ranks mean equal kernels. Empty without one."""
+    if bundle is None:
+        return ""
+    places = sorted(
+        f"{entry.model.place} {entry.model.config_digest} {entry.model.source_digest}" for entry in bundle.entries
+    )
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()[:16]
 
 
 class Tally:

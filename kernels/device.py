@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -66,6 +67,28 @@ def driver_version() -> str:
         return subprocess.run(ask, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
+
+
+def nvlink_domain(index: int = 0) -> str:
+    """Name of the NVLink domain of a GPU: its fabric's partition where it is in one (racks), else its host.
+
+    GPUs of one name reach each other's memory, as far as the driver says; those of two names do not.
+    """
+    try:
+        import ctypes
+
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        pynvml.nvmlDeviceGetGpuFabricInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid), ctypes.byref(info))
+        if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED and any(info.clusterUuid):
+            return f"fabric {bytes(info.clusterUuid).hex()} clique {info.cliqueId}"
+    except Exception:  # no driver, no library, one without fabrics: each has its own exception type
+        pass
+    return f"host {socket.gethostname()}"
 
 
 def discover(index: int = 0) -> Device | None:

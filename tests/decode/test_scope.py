@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,18 @@ from k3lab.decode.caches import DecodeCache
 from k3lab.decode.dispatch import Dispatcher, StepWork, alike
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.packing import pack
-from k3lab.decode.scope import REASONS, RankSituation, Scope, StepShape, Tally, agree, entry_rows, group_scope
+from k3lab.decode.scope import (
+    REASONS,
+    RankSituation,
+    Scope,
+    StepShape,
+    Tally,
+    agree,
+    digest,
+    entry_rows,
+    group_scope,
+    here,
+)  # fmt: skip
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.step import step
 from k3lab.decode.weights import RankWeights
@@ -26,6 +40,8 @@ from k3lab.decode.workload import judge_workload
 from k3lab.kernels import K3, InputError, ModelCard
 from k3lab.kernels.bundle.reader import Bundle
 from k3lab.kernels.collectives import CollectiveError, Collectives, SingleRank, run_virtual_ranks
+from k3lab.kernels.device import Device, nvlink_domain
+from k3lab.kernels.gpu_cards import gpu_card
 
 EXACT = 1e-9
 RANK = RankSituation(tp=4, gpu="H200", sms=132, tuned_sms=132, domain="a", entry_rows=64, bundle="12ab")
@@ -159,6 +175,60 @@ def test_rows_of_a_bundle_are_those_of_its_accepted_entries(write_bundle: Callab
     assert entry_rows(K3, accepted, tp=16, gpu="H200") == 0
     assert entry_rows(K3, strict, tp=16, gpu="GB300") == 0
     assert entry_rows(K3, None, tp=16, gpu="GB300") == 0
+
+
+def fabric(state: int, uuid: bytes, clique: int, asked: list[str]) -> types.ModuleType:
+    """A driver's library whose GPU is in that fabric."""
+    import ctypes
+
+    class Info(ctypes.Structure):
+        _fields_ = (
+            ("clusterUuid", ctypes.c_ubyte * 16), ("status", ctypes.c_uint), ("cliqueId", ctypes.c_uint), ("state", ctypes.c_uint),
+        )  # fmt: skip
+
+    def fill(handle: str, pointer: Any) -> None:
+        asked.append(handle)
+        own = pointer._obj
+        own.clusterUuid, own.cliqueId, own.state = (ctypes.c_ubyte * 16)(*uuid), clique, state
+
+    made: Any = types.ModuleType("pynvml")
+    made.nvmlInit = lambda: None
+    made.nvmlDeviceGetHandleByUUID = lambda name: name
+    made.c_nvmlGpuFabricInfo_t, made.nvmlDeviceGetGpuFabricInfo = Info, fill
+    made.NVML_GPU_FABRIC_STATE_COMPLETED = 3
+    return made
+
+
+def test_the_nvlink_domain_is_the_fabric_or_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = f"host {socket.gethostname()}"
+    assert nvlink_domain() == host  # no GPU
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: types.SimpleNamespace(uuid=f"abc-{index}"))
+    for state, uuid, want in (
+        (3, bytes(range(16)), f"fabric {bytes(range(16)).hex()} clique 7"), (2, bytes(range(16)), host), (3, bytes(16), host),
+    ):  # fmt: skip
+        asked: list[str] = []
+        monkeypatch.setitem(sys.modules, "pynvml", fabric(state, uuid, 7, asked))
+        assert nvlink_domain(1) == want
+        assert asked == ["GPU-abc-1"]
+
+
+def test_a_rank_says_what_is_here(write_bundle: Callable[..., Path]) -> None:
+    chip = gpu_card("GB300")
+    device = Device(0, "NVIDIA GB300", "sm_103a", chip.sms, 1, 1, "1", chip)
+    path = write_bundle(K3, tp=16, rows=8)
+    bundle = Bundle.load(path, accept_predicted=True)
+    got = here(K3, device, bundle, tp=16)
+    assert (got.gpu, got.sms, got.tuned_sms, got.entry_rows, got.tp) == ("GB300", chip.sms, chip.sms, 8, 16)
+    assert got.domain.startswith("host ")
+    assert code(group_scope([got] * 16).judge(StepShape((7,)))) is None
+    part = here(K3, replace(device, sms=chip.sms - 20, card=chip), bundle, tp=16)
+    assert code(group_scope([part]).judge(StepShape((7,)))) == "sms"
+    unknown = here(K3, replace(device, card=None), bundle, tp=16)
+    assert code(group_scope([unknown]).judge(StepShape((7,)))) == "no_tp"
+    # the digest is of what a bundle holds, not of where it lies or what is accepted
+    elsewhere = path.rename(path.parent / "other")
+    assert digest(Bundle.load(elsewhere)) == got.bundle != digest(None)
+    assert digest(Bundle.load(write_bundle(K3, tp=16, rows=4))) != got.bundle
 
 
 # -- workloads ---------------------------------------------------------------------------------------
