@@ -100,7 +100,8 @@ class GraphDecoder:
         self.slots = [cache.add() for _ in range(requests)]
         if prepare:
             prepare(self.slots)
-        self._prepared = [save(cache, slot, rows=False) for slot in self.slots]
+        # an empty context needs no copy of it
+        self._prepared = [save(cache, slot, rows=False) if cache.length(slot) else None for slot in self.slots]
         device = weights.device
         self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
         self._where = torch.tensor(self.slots, device=device)
@@ -128,7 +129,10 @@ class GraphDecoder:
     def _restart(self) -> None:
         """The requests as they were prepared: no token was accepted yet."""
         for slot, saved in zip(self.slots, self._prepared, strict=True):
-            restore(self.cache, slot, saved)
+            if saved:
+                restore(self.cache, slot, saved)
+            else:
+                self.cache.forget(slot)
 
     def decode(self, first: Tensor, tokens: int) -> Decoded:
         """``tokens`` replays from the ids ``first`` [requests], with device times by CUDA events."""

@@ -312,6 +312,7 @@ def test_a_layer_is_held_in_place_and_released_bit_for_bit(
         assert set(views) == set(want)
         for name, view in views.items():
             assert view.shape == want[name].shape and torch.equal(view, want[name]), name
+            assert view.is_contiguous(), name
         own = {tensor.untyped_storage().data_ptr() for _, tensor in leaves(mlp)}
         assert {view.untyped_storage().data_ptr() for view in views.values()} <= own
         assert not torch.equal(mlp.experts.w1, before[".experts.w1"])
