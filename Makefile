@@ -22,7 +22,7 @@ endif
 SPREAD := $(if $(VENV),$(if $(findstring gpu,$(ARGS)),,-n auto --maxprocesses 8 --dist loadfile))
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup_venv
 
-.PHONY: help demo test test-all lint gate format clean setup check-python
+.PHONY: help demo test test-all lint gate format docs clean setup check-python
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
 
@@ -47,6 +47,9 @@ gate: $(TEST_READY) .lint/k3lab
 format: $(TEST_READY)
 	@$(RUN) -m ruff format .
 	@$(RUN) -m ruff check --fix .
+
+docs: $(TEST_READY) .lint/k3lab
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 setup: $(TEST_READY)
 

@@ -69,7 +69,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
         if "==" in line
     }
     for requirement in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
-        name = requirement.replace(">", "=").replace(";", "=").split("=")[0].strip().lower()
+        name = requirement.replace(">", "=").replace(";", "=").replace("[", "=").split("=")[0].strip().lower()
         assert name in pinned, requirement
 
 

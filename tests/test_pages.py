@@ -98,7 +98,7 @@ def shell_lines(text: str) -> Iterator[list[str]]:
                 yield words
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/traces.md", "docs/decode.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/traces.md", "docs/decode.md", "docs/howto.md", "docs/tutorial.md"])
 def test_the_commands_a_page_shows_exist(page: str) -> None:
     found = commands()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from k3lab.cli.main import run
@@ -56,31 +54,6 @@ def test_its_own_tests_pass(package: dict[str, str]) -> None:
     assert "7 passed" in done.stdout
 
 
-def k3lab(package: dict[str, str], *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "k3lab.cli.main", *arguments, "--json"]
-    done = subprocess.run(command, cwd=package["FOLDER"], env=package, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_it_goes_through_check_tune_export_and_plan(package: dict[str, str]) -> None:
-    checked = k3lab(package, "check", NAME, "--tp", "16", "--rows", "8")
-    assert [(item["engine"], item["verdict"], item["how"]) for item in checked["results"]] == [
-        ("triton", "pass", "interpreter")
-    ]
-    tuned = k3lab(
-        package, "tune", NAME, "--gpu", "GB300", "--objective", "predicted", "--trials", "4", "--study", "s.sqlite3"
-    )
-    assert (tuned["statuses"], tuned["evidence"]) == ({"ok": 4}, "predicted")
-    k3lab(package, "export", "s.sqlite3", "--out", "bundle")
-    shown = k3lab(package, "bundle", "show", "bundle")
-    assert [(entry["family"], entry["evidence"]) for entry in shown["entries"]] == [(NAME, "predicted")]
-    assert shown["entries"][0]["builds"][0]["launches"][0]["kernel"] == f"k3_{NAME}_triton_rows"
-    plan = k3lab(package, "decode", "plan", "--bundle", "bundle", "--accept", "predicted")
-    reasons = {item["family"]: item["reason"] for item in plan["fallbacks"]}
-    assert NAME in reasons["attention_projection"]  # the plan says what the bundle holds in place of what it lacks
-
-
 def test_a_family_inside_is_a_folder_and_a_line(tmp_path: Path) -> None:
     registry = Path(__file__).resolve().parents[2] / "kernels" / "registry.py"
     (tmp_path / "tests" / "kernels").mkdir(parents=True)
@@ -104,7 +77,9 @@ def test_what_to_do_next_says_all_of_it() -> None:
         "python -m pytest 'a folder/tests'",
     ]
     inside = next_steps(NAME, None)
-    assert inside[-1].endswith(f"README.md:  | `{NAME}` | scaffold probe mix: row-wise scale and add (a skeleton) | `triton` | none |")
+    assert inside[-1].endswith(
+        f"README.md:  | `{NAME}` | scaffold probe mix: row-wise scale and add (a skeleton) | `triton` | none |"
+    )
     for steps in (outside, inside):
         assert (steps[0] == f"source {sys.prefix}/bin/activate") == (sys.prefix != sys.base_prefix)
 
