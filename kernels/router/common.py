@@ -10,8 +10,9 @@ from .. import health
 from ..contract import Arg, Buffer, Engine, Launch, Problem
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param
+from .choice_layout import Choice
 from .family import Router
-from .layout import Board, Choice, Front
+from .layout import Board, Front
 
 if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 PARTS = (
     *(HERE / f"cute_{name}.py" for name in ("front", "choice", "group", "route", "words")),
     HERE.parent / "cute_streaming.py",
-    HERE.parent / "output_projection" / "cute_waits.py",
+    HERE.parent / "cute_waits.py",
 )
 """Files that the kernels of all engines use."""
 INVARIANT = {"split_k": 8, "chunks": 1, "warps_k": 4}

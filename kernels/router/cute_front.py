@@ -7,8 +7,8 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
-from ..output_projection.cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause
-from .cute_words import STORE_ONE, STORE_TWO, as_word, piece, two_bf16
+from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish_pair
+from .cute_words import STORE_TWO, as_word, piece, two_bf16
 
 ONE = 0x3F803F80
 LOAD_PEER = "ld.global.u32 $0, [$1];"
@@ -272,7 +272,7 @@ def front(
             if is_logit:
                 arch.inline_ptx(STORE_TWO, read_only_args=[address, one, two, epoch])
             else:
-                arch.inline_ptx(STORE_ONE, read_only_args=[address, one, epoch])
+                publish_pair(address, one, epoch, "peer")
         mine = there & (to == 0) & (row < rows) if cutlass.const_expr(KEEP) else False
         if mine:
             keep_pair(logits, latent, is_logit, row, n, own, two_own, F)

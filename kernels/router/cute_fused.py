@@ -8,7 +8,7 @@ from cutlass import Int32, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..output_projection.cute_waits import count_launch
+from ..cute_waits import count_launch
 from .cute_front import front
 from .cute_route import copy, route
 

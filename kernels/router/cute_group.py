@@ -6,8 +6,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from .choice_layout import UNIT_ROWS, UNIT_START
 from .cute_choice import STORE
-from .layout import UNIT_ROWS, UNIT_START
 
 
 @cute.jit

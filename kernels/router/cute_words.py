@@ -9,10 +9,9 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 
 from ..cute_streaming import read
-from ..output_projection.cute_waits import PARTIAL, POLLS_A_LOOK, look
+from ..cute_waits import PARTIAL, POLLS_A_LOOK, look
 
-# a packet is one access of 8 bytes, a word and the epoch: whoever sees the epoch has the word
-STORE_ONE = "{ .reg .b64 a; mov.b64 a, {{$r1}, {$r2}}; st.relaxed.sys.global.b64 [{$r0}], a; }"
+# two neighbouring packets of 8 bytes, a word and the epoch each: an access of each, in one instruction
 STORE_TWO = "{ .reg .b64 a, b; mov.b64 a, {{$r1}, {$r3}}; mov.b64 b, {{$r2}, {$r3}}; st.relaxed.sys.global.v2.b64 [{$r0}], {a, b}; }"
 LOAD_TWO = "{ .reg .b64 a, b; ld.relaxed.sys.global.v2.b64 {a, b}, [$4]; mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }"
 ROUND = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import BIG, LEAST, LN2_HIGH, LN2_LOW, LOG2E, MAGIC, POLYNOMIAL, TINY
-from .layout import UNIT_ROWS, UNIT_START
+from .choice_layout import UNIT_ROWS, UNIT_START
 
 
 def _fma(a: np.ndarray, b: np.ndarray | float, c: np.ndarray | float) -> np.ndarray:
@@ -79,7 +79,7 @@ def group(ids: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         (order, units), both int32 [n, k] read as a list: ``order`` has the places ``row * k + slot`` by expert, then
-        row; ``units`` one entry an expert in ascending order, see :data:`~.layout.UNIT_START`, then -1.
+        row; ``units`` one entry an expert in ascending order, see :data:`.choice_layout.UNIT_START`, then -1.
     """
     flat = ids.flatten().long()
     order = torch.argsort(flat, stable=True)

@@ -7,74 +7,20 @@ go on. An instruction that it does not know is an error.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from .ptx_arithmetic import Arithmetic
+from .ptx_text import CARRIERS, DTYPES, Memory, Step, parse
+
+__all__ = ["Barrier", "Machine", "Memory", "Step", "parse"]
+
 SHARED, PEER = 1024, 24
 """Where dynamic shared memory begins in a block's window; bits below a peer's number in a cluster address."""
-DTYPES: dict[str, Any] = {
-    "u16": np.uint16, "s16": np.int16, "b16": np.uint16, "u32": np.uint32, "s32": np.int32, "b32": np.uint32, "u64": np.uint64,
-    "s64": np.int64, "b64": np.uint64, "f32": np.float32, "s8": np.int8, "u8": np.uint8,
-}  # fmt: skip
-CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-COMPARE = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-}  # fmt: skip
-SIMPLE = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b, "min": np.minimum, "max": np.fmax,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Step:
-    """One instruction."""
-
-    guard: str
-    """Predicate, with ``!`` in front where it is negated; empty if there is none."""
-    name: tuple[str, ...]
-    """Opcode, cut at its dots."""
-    args: tuple[str, ...]
-
-
-def parse(ptx: str) -> tuple[list[Step], dict[str, int], list[str]]:
-    """(instructions, labels, parameters) of the first entry of a PTX text."""
-    text = re.sub(r"//[^\n]*", "", ptx)
-    entry = re.search(r"\.entry\s+[\w$]+\s*\((.*?)\)", text, re.DOTALL)
-    assert entry
-    parameters = re.findall(r"(\w+)(?:\[\d+\])?\s*(?:,|$)", entry[1])
-    body = text[text.index("{", entry.end()) + 1 :]
-    steps: list[Step] = []
-    labels: dict[str, int] = {}
-    loops = 0
-    for raw in body.split(";"):
-        statement = raw.strip()
-        while True:
-            if label := re.match(r"(\$?\w+):\s+", statement + " "):
-                # labels of inline assembly are of its own block, and each block begins with one that is waited at
-                loops += label[1] == "LAB_WAIT"
-                labels[label[1] if label[1][0] == "$" else f"{label[1]}{loops}"] = len(steps)
-                statement = statement[label.end() :]
-            elif statement[:1] in ("{", "}"):
-                statement = statement[1:].strip()
-            else:
-                break
-        if not statement or statement.startswith((".reg", ".pragma", ".loc", ".file", ".section")):
-            continue
-        found = re.match(r"(?:@(!?%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)", statement, re.DOTALL)
-        assert found, statement
-        if found[2].startswith("bra") and found[3][0] != "$":
-            steps.append(Step(found[1] or "", ("bra",), (f"{found[3]}{loops}",)))
-            continue
-        args = tuple(one.strip() for one in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,{}\[\]]+", found[3]) if one.strip())
-        steps.append(Step(found[1] or "", tuple(found[2].replace("::", "_").split(".")), args))
-    return steps, labels, parameters
 
 
 @dataclass
@@ -91,7 +37,7 @@ class Barrier:
 
 
 @dataclass
-class Machine:
+class Machine(Arithmetic):
     """Runs a kernel on ``memory``; addresses of global memory are offsets in it."""
 
     ptx: str
@@ -193,11 +139,6 @@ class Machine:
         if name in ("0", "1", "-1"):
             return np.full(len(who), name != "0")
         return self.registers[name][who] != 0
-
-    @staticmethod
-    def words(arg: str) -> list[str]:
-        """Names in a braced list, or the one name."""
-        return [one.strip() for one in arg.strip("{}").split(",")]
 
     def address(self, arg: str, who: np.ndarray, kind: str) -> np.ndarray:
         """Byte addresses of an operand in brackets."""
@@ -430,162 +371,3 @@ class Machine:
 
     def do_nanosleep(self, step: Step, who: np.ndarray) -> None:
         pass
-
-    # -- arithmetic
-    def do_mov(self, step: Step, who: np.ndarray) -> None:
-        kind, target, source = step.name[-1], self.words(step.args[0]), self.words(step.args[1])
-        if kind == "pred":
-            self.put(target[0], who, self.flag(source[0], who))
-        elif len(source) == 2:
-            low, high = (self.get(name, who, "u32").astype(np.uint64) for name in source)
-            self.put(target[0], who, low | high << np.uint64(32))
-        elif len(target) == 2:
-            whole = self.get(source[0], who, "u64")
-            self.put(target[0], who, whole.astype(np.uint32))
-            self.put(target[1], who, (whole >> np.uint64(32)).astype(np.uint32))
-        else:
-            self.put(target[0], who, self.get(source[0], who, kind))
-
-    def binary(self, step: Step, who: np.ndarray) -> None:
-        kind = step.name[-1]
-        with np.errstate(all="ignore"):
-            if kind == "pred":
-                result = SIMPLE[step.name[0]](self.flag(step.args[1], who), self.flag(step.args[2], who))
-            else:
-                result = SIMPLE[step.name[0]](*(self.get(arg, who, kind) for arg in step.args[1:3]))
-        self.put(step.args[0], who, result)
-
-    do_add = do_sub = do_and = do_or = do_xor = do_min = do_max = binary
-
-    def do_not(self, step: Step, who: np.ndarray) -> None:
-        value = self.flag(step.args[1], who) if step.name[-1] == "pred" else self.get(step.args[1], who, step.name[-1])
-        self.put(step.args[0], who, ~value)
-
-    def do_neg(self, step: Step, who: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            self.put(step.args[0], who, -self.get(step.args[1], who, step.name[-1]))
-
-    def do_shl(self, step: Step, who: np.ndarray) -> None:
-        kind = step.name[-1].replace("b", "u")
-        by = self.get(step.args[2], who, "u32").astype(DTYPES[kind])
-        bits = np.dtype(DTYPES[kind]).itemsize * 8
-        value = self.get(step.args[1], who, kind)
-        self.put(
-            step.args[0],
-            who,
-            np.where(by < bits, value << np.minimum(by, bits - 1).astype(value.dtype), 0).astype(value.dtype),
-        )
-
-    def do_shr(self, step: Step, who: np.ndarray) -> None:
-        kind = step.name[-1]
-        bits = np.dtype(DTYPES[kind]).itemsize * 8
-        by = np.minimum(self.get(step.args[2], who, "u32"), bits - 1 if kind[0] == "s" else bits)
-        value = self.get(step.args[1], who, kind)
-        shifted = value >> np.minimum(by, bits - 1).astype(value.dtype)
-        self.put(step.args[0], who, np.where(by < bits, shifted, 0).astype(value.dtype))
-
-    def do_popc(self, step: Step, who: np.ndarray) -> None:
-        value = self.get(step.args[1], who, "u32")
-        self.put(step.args[0], who, np.array([int(one).bit_count() for one in value], dtype=np.uint32))
-
-    def do_mul(self, step: Step, who: np.ndarray) -> None:
-        kind = step.name[-1]
-        first, second = (self.get(arg, who, kind) for arg in step.args[1:3])
-        if kind == "f32":
-            with np.errstate(all="ignore"):
-                self.put(step.args[0], who, first * second)
-            return
-        bits = np.dtype(DTYPES[kind]).itemsize * 8
-        wide = [int(a) * int(b) for a, b in zip(first, second, strict=True)]
-        if step.name[1] == "wide":
-            bits *= 2
-        elif step.name[1] == "hi":
-            wide = [one >> bits for one in wide]
-        self.put(
-            step.args[0],
-            who,
-            np.array([one & ((1 << bits) - 1) for one in wide], dtype=np.uint64).astype(CARRIERS[bits // 8]),
-        )
-
-    def do_mad(self, step: Step, who: np.ndarray) -> None:
-        assert step.name[1] == "lo"
-        kind = step.name[-1]
-        first, second, third = (self.get(arg, who, kind) for arg in step.args[1:4])
-        with np.errstate(all="ignore"):
-            self.put(step.args[0], who, first * second + third)
-
-    def do_fma(self, step: Step, who: np.ndarray) -> None:
-        a, b, c = (self.get(arg, who, "f32").astype(np.longdouble) for arg in step.args[1:4])
-        with np.errstate(all="ignore"):
-            self.put(step.args[0], who, (a * b + c).astype(np.float32))
-
-    def do_div(self, step: Step, who: np.ndarray) -> None:
-        assert step.name[1:] == ("rn", "f32")
-        with np.errstate(all="ignore"):
-            self.put(step.args[0], who, self.get(step.args[1], who, "f32") / self.get(step.args[2], who, "f32"))
-
-    def do_rcp(self, step: Step, who: np.ndarray) -> None:
-        with np.errstate(all="ignore"):
-            self.put(step.args[0], who, np.float32(1) / self.get(step.args[1], who, "f32"))
-
-    def do_setp(self, step: Step, who: np.ndarray) -> None:
-        first, second = (self.get(arg, who, step.name[-1]) for arg in step.args[1:3])
-        result = np.isnan(first) | np.isnan(second) if step.name[1] == "nan" else COMPARE[step.name[1]](first, second)
-        self.put(step.args[0], who, result)
-
-    def do_selp(self, step: Step, who: np.ndarray) -> None:
-        first, second = (self.get(arg, who, step.name[-1]) for arg in step.args[1:3])
-        self.put(step.args[0], who, np.where(self.flag(step.args[3], who), first, second))
-
-    def do_cvt(self, step: Step, who: np.ndarray) -> None:
-        if "bf16x2" in step.name:
-            high, low = (self.rounded(self.get(arg, who, "f32")) for arg in step.args[1:3])
-            self.put(step.args[0], who, high << np.uint32(16) | low)
-            return
-        value = self.get(step.args[1], who, step.name[-1])
-        made = value.astype(DTYPES[step.name[-2]])
-        if made.itemsize == 1:  # a register of 16 bits holds it extended
-            made = made.astype(np.int16 if step.name[-2] == "s8" else np.uint16)
-        self.put(step.args[0], who, made)
-
-    @staticmethod
-    def rounded(value: np.ndarray) -> np.ndarray:
-        """BF16 bits of FP32 values, to nearest even."""
-        bits = value.view(np.uint32)
-        near = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-        return np.where(np.isnan(value), np.uint32(0x7FFF), near).astype(np.uint32)
-
-
-@dataclass
-class Memory:
-    """Tensors side by side in a machine's memory, 256 bytes of guard between them."""
-
-    size: int
-    data: np.ndarray = field(init=False)
-    used: int = 4096
-    places: dict[str, tuple[int, Any, tuple[int, ...]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.data = np.full(self.size, 0xFF, dtype=np.uint8)
-
-    def add(self, name: str, array: np.ndarray) -> int:
-        """Put an array down; its address."""
-        at = self.used
-        raw = np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-        self.data[at : at + len(raw)] = raw
-        self.used = at + math.ceil((len(raw) + 256) / 256) * 256
-        assert self.used <= self.size
-        self.places[name] = (at, array.dtype, array.shape)
-        return at
-
-    def get(self, name: str) -> np.ndarray:
-        """The array as it is now."""
-        at, dtype, shape = self.places[name]
-        return self.data[at : at + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
-
-    def guards_hold(self) -> bool:
-        """Whether nothing was written between the tensors."""
-        held = np.zeros(self.used, dtype=bool)
-        for at, dtype, shape in self.places.values():
-            held[at : at + math.prod(shape) * np.dtype(dtype).itemsize] = True
-        return bool((self.data[: self.used][~held] == 0xFF).all())

@@ -11,7 +11,8 @@ import torch
 from k3lab.kernels import K3, SMALL_K3, InputError
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.router import arithmetic, common
-from k3lab.kernels.router.layout import Board, Choice, Front, power_of_two
+from k3lab.kernels.router.choice_layout import Choice
+from k3lab.kernels.router.layout import Board, Front, power_of_two
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.sass_order import WAIT, order, places, release_fault, unwaited, wait_fault
