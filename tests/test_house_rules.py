@@ -172,6 +172,24 @@ def kernel_files() -> list[tuple[str, str, Path]]:
     return found
 
 
+def test_an_engine_names_all_kernel_files_that_its_kernels_use() -> None:
+    """A changed part is another kernel: studies and results go by the digest of these files."""
+    wrong = []
+    for owner in registry():
+        for engine in owner.engines:
+            named = {Path(path).resolve() for path in engine.sources}
+            for path in named:
+                for name in imported(path, ast.walk(tree(path))):
+                    parts = name.split(".")
+                    used = [ROOT.joinpath(*parts[1:end]).with_suffix(".py") for end in (len(parts), len(parts) - 1)]
+                    wrong += [
+                        f"{owner.name} {engine.name} lacks {relative(one)}"
+                        for one in used
+                        if one.is_file() and one.name.startswith(("cute_", "triton_")) and one not in named
+                    ]
+    assert not wrong, sorted({*wrong})
+
+
 def test_a_kernel_file_holds_kernels_only() -> None:
     """Imports, jitted functions, constants, and a call that names a kernel: nothing that chooses, checks or times."""
     wrong = []
@@ -190,8 +208,9 @@ def test_a_kernel_file_holds_kernels_only() -> None:
 
 
 def test_kernels_are_named_after_family_engine_and_role() -> None:
-    """A file that engines share holds parts of kernels, and no kernel of its own."""
+    """A file that engines share holds parts of kernels, and no kernel of its own; each engine has a file with its own."""
     files = kernel_files()
+    own = set()
     for owner, engine, path in files:
         prefix = f"k3_{owner}_{engine}"
         names = [node.name for node in tree(path).body if isinstance(node, ast.FunctionDef)]
@@ -200,8 +219,11 @@ def test_kernels_are_named_after_family_engine_and_role() -> None:
                 f"{path.name} is shared, so its kernel has no engine"
             )
             continue
-        assert any(name.startswith(prefix) for name in names), f"{path.name} has no kernel {prefix}_<role>"
         assert all(name.startswith(prefix) for name in names if name.startswith("k3_")), path.name
+        if any(name.startswith(prefix) for name in names):
+            own.add((owner, engine))
+    missing = {(owner, engine) for owner, engine, _ in files} - own
+    assert not missing, f"no kernel k3_<family>_<engine>_<role>: {sorted(missing)}"
 
 
 def test_twins_are_plain_pytorch() -> None:

@@ -108,7 +108,11 @@ class CuteEngine(Engine):
     name = "cute"
     family = "experts"
     compiler = "cute"
-    sources = (HERE / "cute_experts.py",)
+    sources = (
+        *(HERE / f"cute_{name}.py" for name in ("experts", "group", "mxfp8", "parts", "ring", "shared")),
+        HERE.parent / "cute_streaming.py",
+        HERE.parent / "cute_waits.py",
+    )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """Whole blocks, a table that fits its words."""

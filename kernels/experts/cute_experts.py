@@ -9,17 +9,16 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_streaming import LOAD_X, read
+from ..cute_waits import count_launch, epoch_of
 from .cute_group import group, pair_of
 from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
     all_done,
     as_float,
-    count_launch,
-    epoch_of,
     four,
     load_packets,
-    publish,
+    publish_four,
     read_if,
     rounded,
     scaled,
@@ -71,7 +70,7 @@ def routed_hidden(
             if lane % 4 == 0 and token < count:
                 at = PLAN.hidden_at(place + token, 0, 0, 0) + (unit - item * PLAN.tiles) * 4 + row // 4
                 if cutlass.const_expr(PLAN.hidden_rounding == ""):
-                    publish(hidden + Int64(at) * 16, [value * ACTIVATION for value in values], epoch)
+                    publish_four(hidden + Int64(at) * 16, [value * ACTIVATION for value in values], epoch)
                 else:
                     publish_wide(hidden + Int64(at) * 16, values, epoch)
 
@@ -246,7 +245,9 @@ def k3_experts_cute_stream(
                 for i in cutlass.range_constexpr(2):
                     if 2 * quad + i < count:
                         where = PLAN.output_at(place + 2 * quad + i, (task + s // PLAN.groups2) * 8 + token)
-                        publish(outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch)
+                        publish_four(
+                            outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch
+                        )
         unit, at, near = unit + PLAN.blocks, following, then
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()

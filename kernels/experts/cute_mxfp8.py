@@ -9,7 +9,8 @@ from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 
 from ..cute_streaming import LOAD_X, read
-from .cute_parts import FENCE, STORE_FLAG, STORE_PACKET, as_float, rounded
+from ..cute_waits import publish, raise_flag
+from .cute_parts import as_float, rounded
 
 MAX_NAN = "max.NaN.f32 {$w0}, {$r0}, {$r1};"
 E4M3_PAIR = (
@@ -77,8 +78,7 @@ def quantize_rows(
         arch.inline_ptx(STORE_WORDS, read_only_args=[held + at, *stored])
         arch.sync_warp()
         if lane == 0:
-            arch.inline_ptx(FENCE)
-            arch.inline_ptx(STORE_FLAG, read_only_args=[ready + Int64(number) * 4, epoch])
+            raise_flag(ready, number, epoch)
 
 
 @cute.jit
@@ -88,7 +88,7 @@ def publish_wide(address: Int64, values: list, epoch: Uint32):
     upper = [word & Uint32(0xFFFFFF00) for word in words[:3]]
     last = words[3]
     sent = [upper[i] | ((last >> (24 - 8 * i)) & Uint32(0xFF)) for i in range(3)]
-    arch.inline_ptx(STORE_PACKET, read_only_args=[address, *sent, epoch])
+    publish(address, [*sent, epoch], "gpu")
 
 
 @cute.jit

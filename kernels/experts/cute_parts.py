@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 
 from ..cute_streaming import MMA, read
+from ..cute_waits import FENCE, LOAD_PACKET, LOAD_WORD, POLLS_A_LOOK, ROW, look, publish
 from .layout import LEFT, operands
 
-# A packet is one access of 16 bytes, data and epoch together: whoever sees the epoch has the data, so no fence orders
-# a publish or a poll. Only .b128 is one access by the memory model.
-LOAD_PACKET = (
-    "{ .reg .b128 v; .reg .b64 a, b; ld.relaxed.gpu.global.b128 v, [$4]; mov.b128 {a, b}, v; "
-    "mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }"
-)
-STORE_PACKET = (
-    "{ .reg .b128 v; .reg .b64 a, b; mov.b64 a, {{$r1}, {$r2}}; mov.b64 b, {{$r3}, {$r4}}; mov.b128 v, {a, b}; "
-    "st.relaxed.gpu.global.b128 [{$r0}], v; }"
-)
-STORE_FLAG = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
-FENCE = "fence.acq_rel.gpu;"
-LOAD_WORD = "ld.relaxed.gpu.global.u32 $0, [$1];"
 LOAD_SCALE = "ld.global.L1::no_allocate.L2::cache_hint.u32 $0, [$1], $2;"
 LOAD_W_IF = (
     "{ .reg .pred p; setp.gt.s32 p, $6, STEP; "
@@ -41,10 +29,6 @@ SCALE = "{ .reg .b32 f; mov.b32 f, {$r1}; mul.rn.bf16x2 {$w0}, {$r0}, f; }"
 EXP2, RCP = "ex2.approx.ftz.f32 {$w0}, {$r0};", "rcp.approx.ftz.f32 {$w0}, {$r0};"
 LOG2E = 1.4426950408889634
 EXPONENT = 0x7F800000
-# the health record, as in ..health: words of the claim, of the limit; the phase of waits for blocks of the own GPU
-CLAIM_PHASE, CLAIM_SLOT, CLAIM_BLOCK, LIMIT, ROW = 1, 2, 3, 10, 3
-POLLS_A_LOOK = 1024
-DEFAULT_LIMIT_NS = 10_000_000_000
 
 
 @cute.jit
@@ -145,48 +129,10 @@ def four(value: Float32, lane: Int32):
 
 
 @cute.jit
-def publish(address: Int64, values: list, epoch: Uint32):
+def publish_four(address: Int64, values: list, epoch: Uint32):
     """Store a packet: four FP32 values rounded to BF16."""
     words = [rounded(values[0], values[1]), rounded(values[2], values[3])]
-    arch.inline_ptx(STORE_PACKET, read_only_args=[address, *words, epoch, epoch])
-
-
-@cute.jit
-def epoch_of(counter: Int64, block: Int32):
-    """This launch's epoch: one more than what the block's counter holds."""
-    (count,) = read(LOAD_WORD, counter + block * 4, 1, [])
-    return count + Uint32(1)
-
-
-@cute.jit
-def count_launch(counter: Int64, block: Int32, epoch: Uint32):
-    """What the block's next launch finds. By one thread, when all warps of the block have read the counter."""
-    arch.inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[counter + block * 4, epoch])
-
-
-@cute.jit
-def look(epoch: Uint32, health: Int64, started: Int64, block: Int32):
-    """(when the wait's first look was, whether to wait on): see ..health for the record."""
-    now = arch.globaltimer()
-    first = started if started != Int64(0) else now
-    (claimed,) = read(LOAD_WORD, health, 1, [])
-    (below,) = read(LOAD_WORD, health + 4 * LIMIT, 1, [])
-    (above,) = read(LOAD_WORD, health + 4 * LIMIT + 4, 1, [])
-    limit = Int64(Uint64(above)) << 32 | Int64(Uint64(below))
-    limit = limit if limit != Int64(0) else Int64(DEFAULT_LIMIT_NS)
-    on = claimed == Uint32(0)
-    if on and now - first > limit:
-        on = False
-        won = arch.inline_ptx(
-            "atom.relaxed.gpu.global.cas.b32 {$w0}, [{$r0}], {$r1}, {$r2};", write_only_types=[Uint32],
-            read_only_args=[health, Uint32(0), epoch if epoch != Uint32(0) else Uint32(1)],
-        )  # fmt: skip
-        if won == Uint32(0):
-            put = "st.relaxed.gpu.global.u32 [{$r0}], {$r1};"
-            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_PHASE, Uint32(ROW)])
-            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_SLOT, Uint32(0)])
-            arch.inline_ptx(put, read_only_args=[health + 4 * CLAIM_BLOCK, Uint32(block)])
-    return first, on
+    publish(address, [*words, epoch, epoch], "gpu")
 
 
 @cute.jit
@@ -194,7 +140,7 @@ def load_packets(addresses: list):
     """All words of packets, whatever epoch they carry."""
     words = []
     for i in cutlass.range_constexpr(len(addresses)):
-        words += read(LOAD_PACKET, addresses[i], 4, [])
+        words += read(LOAD_PACKET.replace("SCOPE", "gpu"), addresses[i], 4, [])
     return words
 
 
@@ -224,7 +170,7 @@ def settled(words: list, addresses: list, DATA: cutlass.Constexpr, epoch: Uint32
         waits = missing != Uint32(0)
         rounds += 1
         if waits and rounds % POLLS_A_LOOK == 0:
-            started, waits = look(epoch, health, started, block)
+            started, waits = look(epoch, health, started, None, ROW, block)
     return got
 
 
@@ -240,6 +186,6 @@ def all_done(flags: Int64, count: Int32, t: Int32, epoch: Uint32, health: Int64,
             waits = found != epoch
             rounds += 1
             if waits and rounds % POLLS_A_LOOK == 0:
-                started, waits = look(epoch, health, started, block)
+                started, waits = look(epoch, health, started, None, ROW, block)
     arch.inline_ptx(FENCE)
     arch.sync_threads()

@@ -7,7 +7,8 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import LOAD_X, multiply, read
-from .cute_parts import FENCE, STORE_FLAG, four, rounded, situ
+from ..cute_waits import raise_flag
+from .cute_parts import four, rounded, situ
 from .cute_ring import refill
 
 STORE_WORD, STORE_PAIR = "st.global.u32 [{$r0}], {$r1};", "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
@@ -100,8 +101,7 @@ def shared_hidden(
                 arch.inline_ptx(STORE_PAIR, read_only_args=[wide + Int64(row * PLAN.shared_first + unit) * 8, *words])
             arch.sync_warp()
             if lane == 0:
-                arch.inline_ptx(FENCE)
-                arch.inline_ptx(STORE_FLAG, read_only_args=[done + Int64(eight * PLAN.shared_first + unit) * 4, epoch])
+                raise_flag(done, eight * PLAN.shared_first + unit, epoch)
 
 
 @cute.jit

@@ -8,9 +8,9 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_waits import count_launch, epoch_of, pause
 from .cute_mix import UNITS, ranks_at_once, take_unit, weights_of
 from .cute_product import ROW_WORDS, partial
-from .cute_waits import count_launch, epoch_of, pause
 
 
 @cute.kernel

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import read
+from ..cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause
 from .cute_packets import GROUP_BYTES, both, offsets, send
 from .cute_parts import (
     EXP2,
@@ -23,8 +24,8 @@ from .cute_parts import (
     sum_sixteen,
     unary,
 )  # fmt: skip
+from .cute_polls import poll
 from .cute_row import KINDS, MIX_PACKET, SUM_PACKET, UNITS, hear, kinds_of_saved, tell
-from .cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause, poll
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
 SUMS_DONE = 2

@@ -6,15 +6,8 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
-# A packet is one access, data and epoch together: whoever sees the epoch has the data, so no fence orders a publish or
-# a poll. 16 bytes are one access only as .b128, 8 bytes as .b64.
-STORE_PACKET = (
-    "{ .reg .b128 v; .reg .b64 a, b; mov.b64 a, {{$r1}, {$r2}}; mov.b64 b, {{$r3}, {$r4}}; mov.b128 v, {a, b}; "
-    "st.relaxed.SCOPE.global.b128 [{$r0}], v; }"
-)
-STORE_PAIR = "{ .reg .b64 v; mov.b64 v, {{$r1}, {$r2}}; HOW.global.b64 [{$r0}], v; }"
-# the switch copies it to every rank; of 16 bytes there is none that is one access
-HOW = {"peer": "st.relaxed.sys", "multicast": "multimem.st.relaxed.sys"}
+from ..cute_waits import publish, publish_pair
+
 SCALE = "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};"
 # bytes that eight lanes' 56 values take: eight packets of seven, or 28 of two
 GROUP_BYTES = {"bf16x7e16": 128, "b32e32": 224}
@@ -36,18 +29,6 @@ def offsets(packet: Int32, FORM: cutlass.Constexpr):
     if cutlass.const_expr(FORM == "b32e32"):
         return [pair_offset(packet, word) for word in range(4)]
     return [packet * 16]
-
-
-@cute.jit
-def publish(address: Int64, words: list, SCOPE: cutlass.Constexpr):
-    """Store one packet of four words."""
-    arch.inline_ptx(STORE_PACKET.replace("SCOPE", SCOPE), read_only_args=[address, *words])
-
-
-@cute.jit
-def publish_pair(address: Int64, word: Uint32, epoch: Uint32, STORES: cutlass.Constexpr):
-    """Store one packet of a word and the epoch: to an address, or through the switch to all ranks."""
-    arch.inline_ptx(STORE_PAIR.replace("HOW", HOW[STORES]), read_only_args=[address, word, epoch])
 
 
 @cute.jit

@@ -8,8 +8,8 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_streaming import read
-from .cute_packets import publish
-from .cute_waits import ROW, poll
+from ..cute_waits import ROW, publish
+from .cute_polls import poll
 
 UNITS = 32
 # a row's packets by kind: up to six for the saved blocks' sums, one for their mix, one for the prefix

@@ -79,12 +79,13 @@ class CuteSplitEngine(Engine):
                 "cute_mix",
                 "cute_packets",
                 "cute_parts",
+                "cute_polls",
                 "cute_product",
                 "cute_row",
-                "cute_waits",
             )
         ),
         HERE.parent / "cute_streaming.py",
+        HERE.parent / "cute_waits.py",
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
