@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .doctor_gpu import gpu_items
 from .output import Json, emit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
+LEAST_DISK_GB = 2.0
+PINNED = {"nvidia-cutlass-dsl": "4.8.1"}
+"""Packages whose releases change what we write: another version is told."""
+PROFILERS = {
+    "nsys": "install Nsight Systems; without it `trace capture` uses torch.profiler, and .nsys-rep files cannot be read",
+    "ncu": "install Nsight Compute, if you want its counters; `trace kernels` reads its reports elsewhere",
+}
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "optuna", "nvtx", "pydantic", "safetensors", "plotly", "jinja2")
 
 
@@ -28,7 +40,8 @@ def _packages() -> list[dict[str, Any]]:
     items = []
     for name in PACKAGES:
         try:
-            items.append(_item(name, True, importlib.metadata.version(name)))
+            have, pinned = importlib.metadata.version(name), PINNED.get(name)
+            items.append(_item(name, pinned in (None, have), have, f"pip install {name}=={pinned}"))
         except importlib.metadata.PackageNotFoundError:
             items.append(_item(name, False, "not installed", f"pip install {name}"))
     return items
@@ -59,13 +72,36 @@ def _tools() -> list[dict[str, Any]]:
     return items
 
 
-def _gpu() -> dict[str, Any]:
-    """The GPUs of this machine."""
+def _profilers() -> list[dict[str, Any]]:
+    """Programs beside CUDA that some commands use where they are there."""
+    return [
+        _item(name, (path := shutil.which(name)) is not None, path or "not found", cure)
+        for name, cure in PROFILERS.items()
+    ]
+
+
+def _archs(ptxas: str | None) -> dict[str, Any]:
+    """Architectures that the assembler knows: what can be compiled here."""
+    told = ""
+    for tool in (ptxas, f"{ptxas}-blackwell") if ptxas else ():  # some releases of Triton have one for each generation
+        if Path(tool).exists():
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                told += subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=30).stdout
+    known = [arch for arch in ARCHS if arch in told]
+    missing = [arch for arch in ARCHS if arch not in known]
+    found = f"compiles for {', '.join(known) or 'none of ours'}" + (
+        f", not for {', '.join(missing)}" if missing else ""
+    )
+    return _item("architectures", not missing, found, "pip install a newer triton")
+
+
+def _gpu() -> tuple[dict[str, Any], int]:
+    """The GPUs of this machine, and how many."""
     from ..kernels import env
 
     needs = "needs an NVIDIA driver; without one: check on the interpreter, compile, predicted tuning, twins, traces"
     if env.no_gpu():
-        return _item("GPU", False, "K3LAB_NO_GPU is set", "unset K3LAB_NO_GPU to measure")
+        return _item("GPU", False, "K3LAB_NO_GPU is set", "unset K3LAB_NO_GPU to measure"), 0
     try:
         from ..kernels.device import Device, discover
 
@@ -73,11 +109,11 @@ def _gpu() -> dict[str, Any]:
         while (device := discover(len(found))) is not None:
             found.append(device)
     except ImportError:
-        return _item("GPU", False, "cannot look without torch", "pip install torch")
+        return _item("GPU", False, "cannot look without torch", "pip install torch"), 0
     if not found:
-        return _item("GPU", False, "none that torch can use", needs)
+        return _item("GPU", False, "none that torch can use", needs), 0
     names = ", ".join(f"{device.name} ({device.arch}, {device.sms} SMs)" for device in found)
-    return _item("GPU", True, f"{names}; driver {found[0].driver}")
+    return _item("GPU", True, f"{names}; driver {found[0].driver}"), len(found)
 
 
 def _plug_ins() -> list[dict[str, Any]]:
@@ -102,9 +138,15 @@ def _folders() -> list[dict[str, Any]]:
     free = shutil.disk_usage(cache).free / 1e9
     return [
         _item(
+            "disk",
+            free >= LEAST_DISK_GB,
+            f"{free:.1f} GB free beside the cache",
+            "make room, or set K3LAB_CACHE_DIR; caches may be deleted",
+        ),
+        _item(
             "cache folder",
             os.access(cache, os.W_OK),
-            f"{cache} ({free:.0f} GB free)",
+            str(cache),
             "set K3LAB_CACHE_DIR to a writable folder",
         ),
         _item("working folder", os.access(Path.cwd(), os.W_OK), str(Path.cwd()), "change to a folder you may write"),
@@ -112,17 +154,38 @@ def _folders() -> list[dict[str, Any]]:
 
 
 def diagnose() -> dict[str, Any]:
-    """Everything the command prints. Only the GPU and other packages' families may fail on a healthy machine."""
+    """Everything the command prints. Only GPUs, profilers and other packages' families may fail on a healthy machine."""
     python = _item("Python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer")
-    required = [python, *_packages(), *_tools(), *_folders()]
-    gpu = _gpu()
+    tools = _tools()
+    ptxas = next((item["found"] for item in tools if item["name"] == "ptxas" and item["ok"]), None)
+    required = [python, *_packages(), *tools, _archs(ptxas), *_folders()]
+    gpu, count = _gpu()
+    items = [*required, *_profilers(), *_plug_ins(), gpu, *(gpu_items(count) if count else [])]
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "healthy": all(item["ok"] for item in required),
-        "items": [*required, *_plug_ins(), gpu],
+        "items": items,
         "can_measure": gpu["ok"],
+        "works": works(items),
     }
+
+
+def works(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What can be done here, and where it cannot which items stand in the way."""
+    bad = {item["name"] for item in items if not item["ok"]}
+    needs = {
+        "twins and the reference decode step": ("torch",),
+        "check Triton kernels on the interpreter": ("torch", "triton"),
+        "compile for every architecture, predicted tuning": ("triton", "nvidia-cutlass-dsl", "ptxas", "architectures", "optuna"),
+        "registers, spills, instructions of a cubin": ("cuobjdump", "nvdisasm"),
+        "check on the GPU, time, measured tuning": ("torch", "triton", "nvidia-cutlass-dsl", "GPU"),
+        "capture a trace with Nsight Systems": ("nsys", "GPU"),
+        "read traces, judge them, the report": ("plotly", "jinja2"),
+    }  # fmt: skip
+    return [
+        {"what": what, "ok": not bad & set(names), "missing": sorted(bad & set(names))} for what, names in needs.items()
+    ]
 
 
 def render(console: Console, data: dict[str, Any]) -> None:
@@ -135,6 +198,9 @@ def render(console: Console, data: dict[str, Any]) -> None:
     for item in data["items"]:
         table.add_row("ok" if item["ok"] else "--", item["name"], item["found"], item["cure"])
     console.print(table)
+    for line in data["works"]:
+        lacks = f" (see {', '.join(line['missing'])})" if line["missing"] else ""
+        console.print(f"{'yes' if line['ok'] else 'no ':<4} {line['what']}{lacks}", markup=False)
     verdict = "This machine can measure." if data["can_measure"] else "No GPU here: everything but measuring works."
     console.print(verdict if data["healthy"] else "Something is missing: see the right column.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,63 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     extras = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")}
     assert extras >= {"dev", "docs", "notebooks", "postgres", "parquet", "ncu"}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with the wheel alone of k3lab, an empty home and no GPU, to be used outside of the repository."""
+    site = tmp_path_factory.mktemp("wheel_site")
+    wheel.extractall(site)
+    home = tmp_path_factory.mktemp("wheel_home")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("K3LAB", "PYTHON", "XDG"))}
+    return {**kept, "PYTHONPATH": str(site), "HOME": str(home), "K3LAB_NO_GPU": "1", "SITE": str(site)}
+
+
+def in_wheel(installed: dict[str, str], code: str) -> str:
+    """What Python code prints with the installed wheel."""
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=installed["HOME"], env=installed, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    return done.stdout
+
+
+WITHOUT_A_GPU = """
+import importlib, json, sys
+from pathlib import Path
+from k3lab.cli.main import run
+import k3lab.kernels, k3lab.tuning, k3lab.traces, k3lab.decode
+for package in (k3lab.kernels, k3lab.tuning, k3lab.traces, k3lab.decode):
+    assert Path(package.__file__).is_relative_to(SITE), package.__file__
+problem = "--model small --tp 4 --rows 1"
+for line in [
+    "--version", "doctor", "kernels", f"check attention_projection {problem} --engine triton",
+    f"compile attention_projection {problem} --arch sm_100a", f"predict attention_projection {problem} --gpu GB300",
+    f"tune attention_projection {problem} --gpu GB300 --objective predicted --trials 2 --study s.sqlite3", "study show s.sqlite3",
+    "export s.sqlite3 --out bundle", "bundle verify bundle", "decode plan --tp 16 --rows 8",
+    "trace synthesize t.json.gz --layers 8 --steps 8", "trace check t.json.gz --budget gb300-tp16",
+    "trace figure t.json.gz --out t.svg", "trace budget h200-tp8", "report --out report --study s.sqlite3 --bundle bundle --trace t.json.gz",
+    "new family wheel_mix --package wheel_mix",
+]:
+    code = run(line.split())
+    assert code == 0, f"{line}: {code}"
+assert run(["new", "family", "wheel_mix"]) == 2
+from k3lab.cli.lab import open_lab
+open_lab("kda", tp=16, rows=8).roofline()
+print("all of it")
+"""
+
+
+def test_all_that_needs_no_gpu_works_from_the_wheel(installed: dict[str, str]) -> None:
+    assert "all of it" in in_wheel(installed, f"SITE = {installed['SITE']!r}\n{WITHOUT_A_GPU}")
+    assert (Path(installed["HOME"]) / "report" / "index.html").stat().st_size > 1_000_000
+
+
+def test_importing_the_kernels_is_quick_and_brings_no_torch(installed: dict[str, str]) -> None:
+    code = (
+        "import sys, time\nstart = time.process_time()\nimport k3lab.kernels\nprint(time.process_time() - start)\n"
+        "assert not {'torch', 'triton', 'cutlass', 'numpy', 'pydantic'} & set(sys.modules)\n"
+    )
+    assert min(float(in_wheel(installed, code)) for _ in range(3)) < 0.3
 
 
 def test_constraints_pin_every_direct_dependency() -> None:
