@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from .ptx_text import CARRIERS, DTYPES, Step
@@ -15,20 +17,20 @@ SIMPLE = {
 }  # fmt: skip
 
 
-class Operands:
+class Operands(ABC):
     """Where a machine's operands are: see :class:`.ptx_machine.Machine`."""
 
+    @abstractmethod
     def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
         """Values of an operand, as a type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, name: str, who: np.ndarray, value: np.ndarray) -> None:
         """Write a register."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flag(self, name: str, who: np.ndarray) -> np.ndarray:
         """A predicate."""
-        raise NotImplementedError
 
     @staticmethod
     def words(arg: str) -> list[str]:
