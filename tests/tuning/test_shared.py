@@ -442,6 +442,8 @@ def test_of_one_config_the_first_that_ended_counts() -> None:
     assert (one.number, one.ok) == (1, True)
     (one,) = records(trial(0, "FAIL"), trial(1, "WAITING"))
     assert (one.number, one.finished) == (1, False)
+    (one,) = records(trial(0, "FAIL", **done), trial(1, "WAITING", **done))  # dead between its outcome and its end
+    assert (one.number, one.ok) == (0, True)
     assert records(trial(0, "COMPLETE", **done), aside={"w": frozenset({1})}) == []
     (one,) = records(trial(0, "FAIL"))
     assert one.outcome is not None and one.outcome.reason == "its worker died, once"
