@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "predict": "bench",
     "tune": "tune",
     "tune-table": "table",
+    "prefetch": "prefetch",
     "study": "study",
     "export": "export",
     "bundle": "bundle",

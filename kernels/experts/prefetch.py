@@ -33,20 +33,39 @@ class Prefetch(Problem):
     """Ranges."""
 
 
+OFF: Config = {
+    "cap_mb": 0, "reach": 2, "order": "use", "fork": "beside", "priority": "normal", "chunk_kb": 16, "blocks": 8, "kept": True,
+}  # fmt: skip
+"""No prefetch: nothing is launched."""
+
+
 def space() -> Space:
-    """What is tuned: a chunk's bytes, blocks of one warp, the cap, and whether the L2 is to keep what it got."""
+    """What is tuned: which bytes in which order, where it leaves the line of launches, and what the kernel asks for at once."""
     return Space(
         params=(
+            Param("cap_mb", (0, 4, 8, 12, 16, 24, 32, 48, 64, 96), "MB (1e6 bytes) at most; 0 is off"),
+            Param("reach", (1, 2), "kernels behind the experts whose weights are brought: attention projection, output projection"),
+            Param("order", ("use", "reverse"), "of those kernels: the cap cuts off the last ones"),
+            Param("fork", ("ahead", "beside", "before", "behind"), "a stream of its own that leaves ahead of the experts' predecessor "
+                  "or beside the experts; or in line, before or behind them"),
+            Param("priority", ("normal", "high"), "of the stream of its own"),
             Param("chunk_kb", (1, 2, 4, 8, 16, 32), "KB that one instruction asks for"),
             Param("blocks", (1, 2, 4, 8, 16, 32, 64), "blocks of one warp"),
-            Param("cap_mb", (0, 4, 8, 12, 16, 24, 32, 48, 64, 96), "MB (1e6 bytes) at most; 0 is off"),
             Param("kept", (False, True), "asked to be evicted last"),
         ),
         constraints=(
-            Constraint(lambda c: bool(c["cap_mb"]) or (c["chunk_kb"], c["blocks"], c["kept"]) == (16, 8, True), "off is one config"),
+            Constraint(lambda c: bool(c["cap_mb"]) or all(c[name] == value for name, value in OFF.items()), "off is one config"),
+            Constraint(lambda c: c["priority"] == "normal" or c["fork"] in ("ahead", "beside"), "a launch in line has no priority of its own"),
+            Constraint(lambda c: c["reach"] != 1 or c["order"] == "use", "one kernel has no order"),
         ),
-        default={"chunk_kb": 16, "blocks": 8, "cap_mb": 32, "kept": True},
+        default={**OFF, "cap_mb": 32},
     )  # fmt: skip
+
+
+def in_order(kernels: Sequence[Sequence[torch.Tensor]], config: Config) -> list[torch.Tensor]:
+    """Weights as they are brought; ``kernels``: those of each kernel behind the experts, in the order of use."""
+    chosen = list(kernels[: int(config["reach"])])
+    return [one for weights in (chosen if config["order"] == "use" else chosen[::-1]) for one in weights]
 
 
 def capped(ranges: Sequence[tuple[int, int]], cap: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from k3lab.kernels import InputError
-from k3lab.kernels.experts.prefetch import capped, compile_prefetch, space, table
+from k3lab.kernels.experts.prefetch import OFF, capped, compile_prefetch, in_order, space, table
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.sass_order import order, places, unwaited
 
@@ -35,6 +35,7 @@ def test_what_cannot_be_prefetched_is_said():
     with pytest.raises(InputError, match="bytes to prefetch"):
         capped([(0, 1 << 31)], 5)
     assert space().illegal({**config, "cap_mb": 0, "blocks": 1}) == "off is one config"
+    assert space().illegal(OFF) is None and OFF["cap_mb"] == 0
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
@@ -48,3 +49,16 @@ def test_the_kernel_asks_before_it_waits_and_holds_next_to_nothing(arch, kept):
     assert places(code, "PREEXIT")[0] < asks[0]
     assert found.registers <= 40 and found.spill_instructions == 0 and launch.threads == 32 and launch.pdl
     assert found.kernel.startswith("k3_experts_cute_prefetch")
+
+
+def test_the_order_and_the_reach_say_which_weights_come_first():
+    config, kernels = space().default, [["q", "k"], ["o"]]
+    assert in_order(kernels, config) == ["q", "k", "o"]
+    assert in_order(kernels, {**config, "order": "reverse"}) == ["o", "q", "k"]
+    assert in_order(kernels, {**config, "reach": 1}) == ["q", "k"]
+    assert space().illegal({**config, "reach": 1, "order": "reverse"}) == "one kernel has no order"
+    assert (
+        space().illegal({**config, "fork": "behind", "priority": "high"})
+        == "a launch in line has no priority of its own"
+    )
+    assert space().illegal({**config, "fork": "ahead", "priority": "high"}) is None
