@@ -6,6 +6,7 @@ with the reason why it does not run here.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -251,3 +252,23 @@ def test_the_python_of_the_readme_runs() -> None:
     values: dict[str, Any] = {"SMALL_K3": SMALL_K3}
     exec(compile(code, "README.md", "exec"), values)
     assert values["lab"].problem.tp == 4
+
+
+def test_the_site_takes_nothing_for_granted() -> None:
+    """Links to files of the repository must hold, and every generated section has something in it."""
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "hooks.py")
+    assert spec and spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    told = hooks.without_repository_links(
+        "see [notes](../kernels/attention_projection/NOTES.md#limits) and [a](b.md)", "x.md"
+    )
+    assert told == "see notes (`kernels/attention_projection/NOTES.md`) and [a](b.md)"
+    with pytest.raises(ValueError, match=r"x.md links to \.\./nothing.md, which is not there"):
+        hooks.without_repository_links("[n](../nothing.md)", "x.md")
+    text = "".join((ROOT / page).read_text() for page in PAGES)
+    assert set(re.findall(r"^<!-- generated: (\w+) -->$", text, re.MULTILINE)) == set(hooks.SECTIONS)
+    for name, section in hooks.SECTIONS.items():
+        assert section().count("\n|") >= 3 or name == "error", name
+    assert "## k3lab trace synthesize" in hooks.commands() and "`--kernel`" in hooks.commands()
+    assert "kda-tp16" in hooks.results()

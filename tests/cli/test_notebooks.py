@@ -62,3 +62,28 @@ def test_saved_outputs_say_which_gpu_made_them(name: str) -> None:
     for cell in notebook.cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+
+
+def test_outputs_are_saved_with_their_origin_and_never_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.util
+    from types import SimpleNamespace
+
+    from k3lab.kernels import device as devices
+
+    spec = importlib.util.spec_from_file_location("save_outputs", FOLDER / "save_outputs.py")
+    assert spec and spec.loader
+    saver = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(saver)
+    assert saver.main([]) == 2
+    assert capsys.readouterr().err == "saved outputs are a GPU's: none is here\n"
+    monkeypatch.setattr(saver, "HERE", tmp_path)
+    here = SimpleNamespace(name="NVIDIA H200", driver="580", to_json=lambda: {"name": "NVIDIA H200"})
+    monkeypatch.setattr(devices, "discover", lambda: here)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("6 * 7")]), tmp_path / "a.ipynb")
+    assert saver.main([]) == 0
+    saved = nbformat.read(tmp_path / "a.ipynb", as_version=4)
+    assert saved.cells[0].outputs[0].data["text/plain"] == "42"
+    assert saved.metadata.k3lab.gpu == "NVIDIA H200" and saved.metadata.k3lab.commit
+    assert saver.main(["none.ipynb"]) == 2
