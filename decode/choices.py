@@ -129,6 +129,7 @@ def model_families(card: ModelCard, able: Container[str] = STEP_FAMILIES) -> tup
 
 
 def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, kind: str | None) -> Choice:
+    from ..kernels.bundle.keys import another_kernel
     from ..kernels.bundle.reader import Miss
 
     found = family(name)
@@ -152,6 +153,8 @@ def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, 
     if isinstance(entry, Miss):
         return fallback(entry.reason, entry.accept)
     try:
+        if refusal := another_kernel(entry.model, found.engine(entry.engine)):
+            return fallback(refusal)
         compiled = entry.compiled(gpu.arch, problem)
     except InputError as error:
         return fallback(str(error))

@@ -88,3 +88,14 @@ def refuse_hard(label: str, found: Sequence[Difference], cure: str) -> list[str]
     if hard:
         raise InputError(f"{label}: {'; '.join(map(str, hard))}: {cure}")
     return [f"{label}: {one}" for one in found]
+
+
+def another_kernel(entry: EntryModel, engine: Engine) -> str | None:
+    """Why the entry's machine code is of another kernel than the one here, or None.
+
+    Its compilers are not asked for: who launches a bundle need not have any.
+    """
+    now = engine.source_digest()
+    if entry.source_digest == now:
+        return None
+    return f"the bundle's entry for {entry.family} is of another source of {entry.engine} ({entry.source_digest}, here {now})"

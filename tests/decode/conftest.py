@@ -50,7 +50,7 @@ def manifest(
         }  # fmt: skip
         entries.append({
             "family": "attention_projection", "engine": "triton", "key": problem.key, "rows": rows, "gpu": gpu, "arch": arch,
-            "config": {"split_k": 2}, "config_digest": "0" * 16, "evidence": evidence, "source_digest": "0" * 16,
+            "config": {"split_k": 2}, "config_digest": "0" * 16, "evidence": evidence, "source_digest": family("attention_projection").engine("triton").source_digest(),
             "compilers": {}, "summation_order": "in order", "choice": choice, "timing": None, "prediction": None,
             "environment": None, "builds": (build,),
         })  # fmt: skip

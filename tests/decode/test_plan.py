@@ -105,6 +105,18 @@ def test_a_bundle_puts_its_kernels_in_place(write_bundle: Callable[..., Path]) -
     assert made.to_json()["tuned"][0]["evidence"] == "predicted"
 
 
+def test_an_entry_of_another_kernel_source_is_refused(
+    write_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.load(write_bundle(K3), accept_predicted=True)
+    engine = family("attention_projection").engine("triton")
+    monkeypatch.setattr(type(engine), "source_digest", lambda self: "f" * 16)
+    made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=bundle)
+    told = [one.reason for one in made.fallbacks if one.family == "attention_projection"]
+    assert not made.tuned and told
+    assert all("is of another source of triton" in reason and "here ffffffffffffffff" in reason for reason in told)
+
+
 def test_predicted_entries_are_refused_unless_accepted(write_bundle: Callable[..., Path]) -> None:
     folder = write_bundle(K3)
     made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=Bundle.load(folder))
@@ -229,7 +241,7 @@ class OnlyOutputProjection:
         compiled = Compiled(name, "cute_split", problem, {"exchange": "one_shot"}, "sm_103a", launches)
         place = (name, gpu_name, problem.kind, problem.rows)
         return SimpleNamespace(
-            engine="cute_split", evidence=Evidence.PREDICTED, model=SimpleNamespace(gpu=gpu_name, place=place),
+            engine="cute_split", evidence=Evidence.PREDICTED, model=SimpleNamespace(gpu=gpu_name, place=place, source_digest=family("output_projection").engine("cute_split").source_digest()),
             compiled=lambda arch, wanted: compiled,
         )  # fmt: skip
 
