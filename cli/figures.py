@@ -20,7 +20,7 @@ def plain(figure: Figure, title: str, height: int = HEIGHT) -> Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": "system-ui, sans-serif", "size": 13, "color": GREY},
-        legend={"orientation": "h", "y": -0.22},
+        legend={"orientation": "h", "y": -0.34, "yanchor": "top"},
         hoverlabel={"align": "left"},
     )
     figure.update_xaxes(gridcolor="rgba(139,143,152,.25)", zerolinecolor="rgba(139,143,152,.4)")

@@ -146,3 +146,13 @@ def test_the_readmes_picture_can_be_taken(
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
         assert struct.unpack(">II", data[16:24]) == (WIDTH, HEIGHT)
     assert light.read_bytes() != night.read_bytes()
+
+
+def test_no_legend_covers_an_axis_title_on_a_phone(browser: Browser, report: tuple[Path, dict[str, Any]]) -> None:
+    browser.open(report[0], width=390, height=800)
+    covered = """Array.from(document.querySelectorAll('.js-plotly-plot')).filter(plot => {
+      const title = plot.querySelector('.xtitle'), legend = plot.querySelector('.legend');
+      if (!title || !legend) return false;
+      return legend.getBoundingClientRect().top < title.getBoundingClientRect().bottom - 2;
+    }).map(plot => plot.layout.title.text)"""
+    assert browser.value(covered) == []
