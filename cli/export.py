@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-
 def render_entries(console: Console, data: dict[str, Any]) -> None:
     """Print a bundle's entries."""
     from rich.table import Table

@@ -130,7 +130,10 @@ def layer_data(
 
 def layer_basis(parts: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Evidence of a layer's sum in a few words, and what it holds in one line."""
-    counts = {word: sum(part["evidence"] == word for part in parts) for word in ("measured", "stale measured", "predicted", "stale predicted")}
+    counts = {
+        word: sum(part["evidence"] == word for part in parts)
+        for word in ("measured", "stale measured", "predicted", "stale predicted")
+    }
     words = [word for word, count in counts.items() if count]
     if not words:
         return "lower bound", "byte floors alone; without collectives and gaps"

@@ -133,7 +133,11 @@ def _timed(owner: Owner, workers: Workers) -> dict[str, Any]:
     entry = owner.entry
     space = owner.family.engine(entry.engine).space(owner.problem, _card(entry))
     rival = entry.choice.runner_up or {}
-    configs: dict[str, Any] = {"winner": dict(entry.config), "runner-up": rival.get("config"), "default": dict(space.default)}
+    configs: dict[str, Any] = {
+        "winner": dict(entry.config),
+        "runner-up": rival.get("config"),
+        "default": dict(space.default),
+    }
     asked: dict[str, Any] = {}
     for name, config in configs.items():
         legal = (

@@ -372,6 +372,8 @@ class SharedStudy(TuningStudy):
         """Queue the trials of dead workers again and free what they claimed; seldom, however often it is called."""
         import optuna
 
+        if self._heart is not None and self._heart.error is not None:  # the study was deleted, for example
+            raise self._heart.error
         if monotonic() - self._reaped < self._rhythm.grace_s / 4:
             return
         self._reaped = monotonic()

@@ -304,7 +304,10 @@ def tune_table(request: TableRequest, say: Say | None = None, *, stop: Stop | No
         stop = Stop(request.budget_s)
         listening = stop.listening()
     rows = []
-    with Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers, listening:
+    with (
+        Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers,
+        listening,
+    ):
         run = _Run(request, workers, stop, say or (lambda text: None))
         cells = in_order(request.problems)
         counts = [request.trials if anchor else request.later_trials or request.trials for _, anchor in cells]

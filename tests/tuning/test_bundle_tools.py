@@ -97,7 +97,10 @@ def test_an_entry_says_how_it_differs_from_what_is_here(tmp_path: Path) -> None:
     assert state_of(first(path), FAMILIES, H200) == fits
     assert state_of(first(path), FAMILIES, None) == fits
     other = dataclasses.replace(H200, driver="590.2", name="NVIDIA H200 NVL")
-    assert state_of(first(path), FAMILIES, other)["warnings"] == ["gpu was NVIDIA H200, is NVIDIA H200 NVL", "driver was 580.1, is 590.2"]
+    assert state_of(first(path), FAMILIES, other)["warnings"] == [
+        "gpu was NVIDIA H200, is NVIDIA H200 NVL",
+        "driver was 580.1, is 590.2",
+    ]
     old = change(path, source_digest="0" * 16)
     (line,) = state_of(old, FAMILIES)["stale"]
     assert line.startswith("source_digest was 0000000000000000, is ")
@@ -113,7 +116,9 @@ def test_stale_entries_are_timed_again_and_what_they_held_is_kept(
     assert Bundle.load(path).body == before.body
     monkeypatch.setattr(bundle_check, "require", lambda purpose: dataclasses.replace(H200, driver="590.2"))
     done = recheck(path, families=FAMILIES, evaluator="fake_evaluator")
-    assert [(one["verdict"], one["flip"], one["because"]) for one in done["rechecked"]] == [("same", None, ["driver was 580.1, is 590.2"])] * 2
+    assert [(one["verdict"], one["flip"], one["because"]) for one in done["rechecked"]] == [
+        ("same", None, ["driver was 580.1, is 590.2"])
+    ] * 2
     assert done["regressions"] == 0
     recheck(path, families=FAMILIES, evaluator="fake_evaluator")
     after = Bundle.load(path)
@@ -165,7 +170,12 @@ def test_a_comparison_names_what_differs(tmp_path: Path) -> None:
     assert (found["changed"], found["same"]) == ([], False)
     assert diff(one, one)["same"]
     there = first(two)
-    change(two, config={"tile": 2, "deep": False, "mode": "a"}, compilers={"triton": "1.0"}, choice=there.choice.model_copy(update={"value_us": 1.5}))
+    change(
+        two,
+        config={"tile": 2, "deep": False, "mode": "a"},
+        compilers={"triton": "1.0"},
+        choice=there.choice.model_copy(update={"value_us": 1.5}),
+    )
     (changed,) = diff(one, two)["changed"]
     assert set(changed["fields"]) == {"config", "compilers", "us"}
     assert changed["fields"]["us"] == [there.choice.value_us, 1.5]
@@ -223,7 +233,9 @@ def test_warming_compiles_every_row_once_in_several_processes(tmp_path: Path, mo
         warm(path, archs=("sm_1",), families=FAMILIES)
 
 
-def test_tables_tell_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_tell_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from k3lab.cli.output import console
     from k3lab.kernels.bundle.reader import describe
 

@@ -140,19 +140,21 @@ def test_four_workers_one_of_them_killed_try_each_config_once(address: str, tmp_
     assert len(ended) == TRIALS
     assert all(trial.state is optuna.trial.TrialState.COMPLETE for trial in ended)
     lost = [trial for trial in trials if OUTCOME not in trial.user_attrs]
-    assert [trial.state for trial in lost] == [optuna.trial.TrialState.FAIL]  # what the killed one was running
-    again = next(trial for trial in ended if trial.params == lost[0].params)
-    assert again.user_attrs[WORKER] != lost[0].user_attrs[WORKER]
+    assert {trial.state for trial in lost} == {optuna.trial.TrialState.FAIL}
+    # what the killed one was running; on a machine that is short of time others may be taken for dead, too
+    (killed,) = [trial for trial in lost if f"-{children[0].pid}-" in trial.user_attrs[WORKER]]
+    again = next(trial for trial in ended if trial.params == killed.params)
+    assert again.user_attrs[WORKER] != killed.user_attrs[WORKER]
     times = measured(tmp_path)
     assert {config_digest(trial.params) for trial in ended} <= set(times)
-    assert sum(times.values()) <= TRIALS + AHEAD + 1  # what the killed one had in hand
+    assert sum(times.values()) <= TRIALS + AHEAD + len(lost)  # what the killed one had in hand
     assert sum(one["new_trials"] for one in results) >= TRIALS - 8
     assert {json.dumps(one["choice"]["config"], sort_keys=True) for one in results} == {json.dumps(results[0]["choice"]["config"], sort_keys=True)}  # fmt: skip
     kinds = Counter(json.loads(line)[0] for line in (tmp_path / "log").read_text().splitlines())
     assert 15 <= kinds["retime"] - 4 * 3 <= 18  # one worker's finals, four canaries
     seen = snapshot(address, rhythm=shared_worker.shared(address, "").rhythm)["studies"][0]
-    assert (seen["trials"], seen["wanted"], seen["lost"], seen["left_s"]) == (TRIALS, TRIALS, 1, 0.0)
-    assert sum(row["trials"] for row in seen["workers"]) == TRIALS + 1
+    assert (seen["trials"], seen["wanted"], seen["lost"], seen["left_s"]) == (TRIALS, TRIALS, len(lost), 0.0)
+    assert sum(row["trials"] for row in seen["workers"]) == TRIALS + len(lost)
     assert [row["ended"] for row in seen["workers"]].count("left") == 3
     assert seen["rate"] > 0 and seen["best_us"] == min(trial.value for trial in ended)
 
