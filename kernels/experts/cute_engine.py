@@ -25,6 +25,7 @@ RESERVED_REGISTERS = 56
 """Addresses, loop state, a step's operands and the allocator's slack, beside what is in flight."""
 WITHIN_REGISTERS = 12
 """More where a unit asks for its own later steps too: their addresses beside the next unit's."""
+RESERVED = (0, 4, 8, 16, 24, 32, 48, 64)
 INPUTS = (
     "latent", "ids", "weights", "w13", "w13_scale", "w2", "w2_scale", "x", "gate_up", "down", "latent_partial",
     "shared_partial",
@@ -45,6 +46,7 @@ def plan_of(problem: Experts, config: Config) -> Plan:
         blocks=int(config["sms"]) * int(config["per_sm"]), hidden=problem.hidden,
         wide=problem.shared_intermediate if problem.has_shared else 0,
         latent_rounding=ROUNDINGS[problem.activations][0] or "", hidden_rounding=ROUNDINGS[problem.activations][1] or "",
+        reserved=int(config["reserved"]),
     )  # fmt: skip
 
 
@@ -158,6 +160,11 @@ class CuteEngine(Engine):
                     "tasks", (1, 2, 4, 7), "times 32 output columns of a warp in a unit of the routed second product"
                 ),
                 Param("per_sm", (1, 2, 3, 4), "blocks an SM"),
+                Param(
+                    "reserved",
+                    RESERVED if problem.has_shared else (0,),
+                    "blocks for the shared expert alone; 0: all blocks take units of both",
+                ),
                 Param("sms", (gpu.sms,), "SMs that the grid covers"),
                 RELEASE,
                 K_ORDER,
@@ -187,6 +194,7 @@ class CuteEngine(Engine):
             if depth and problem.latent % (32 * warps) == 0 and problem.hidden % (32 * warps * depth) == 0:
                 return {
                     "warps": warps, "depth": depth, "x_depth": depth if depth == steps else 2 if steps % 2 == 0 else 1, "tasks": 1, "per_sm": 1,
+                    "reserved": 0,
                     "sms": gpu.sms, "release": "loads", "k_order": "free",
                 }  # fmt: skip
         raise InputError(f"latent {problem.latent} and hidden {problem.hidden} do not divide over the warps of a block")

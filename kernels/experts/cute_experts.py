@@ -113,6 +113,18 @@ def batch_of(base: Int64, PLAN: cutlass.Constexpr):
     return [base + PLAN.hidden_at(0, b // 2, 0, b % 2) * 16 for b in range(2 * PLAN.batch)]
 
 
+@cute.jit
+def lot(block: Int32, PLAN: cutlass.Constexpr):
+    """[first unit of a block, how far apart its units lie, whether any are the shared expert's, whether any are routed]."""
+    unit, stride, wide, routed = Int32(block), Int32(PLAN.blocks), Int32(1), Int32(1)
+    if cutlass.const_expr(PLAN.reserved > 0):
+        if block < PLAN.reserved:
+            stride, routed = Int32(PLAN.reserved), Int32(0)
+        else:
+            unit, stride, wide = block - PLAN.reserved, Int32(PLAN.blocks - PLAN.reserved), Int32(0)
+    return [unit, stride, wide, routed]
+
+
 @cute.kernel
 def k3_experts_cute_stream(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
@@ -143,8 +155,10 @@ def k3_experts_cute_stream(
     counter, record, latent_at, x_at, hidden_at, outputs_at, wide_at, done_at, ready_at = [
         one.iterator.toint() for one in (epochs, health, latent, x, hidden, outputs, wide, done, ready)
     ]
-    unit, turn = Int32(block), Int32(0)
-    early = Int32(PLAN.depth) if unit < PLAN.shared_first else Int32(0)
+    unit, stride, takes_wide, takes_routed = lot(block, PLAN)
+    turn = Int32(0)
+    ends = [takes_wide * PLAN.shared_first]
+    early = Int32(PLAN.depth) if unit < ends[0] else Int32(0)
     at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], early, Int32(0)]
     ring = fill(at, PLAN, False)
     arch.griddepcontrol_wait()
@@ -152,9 +166,9 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         number = block * PLAN.warps + warp
         quantize_rows(latent_at, coarse.iterator.toint(), ready_at, rows, number, lane, epoch, PLAN)
-    items = group(ids.iterator.toint(), rows, table, t, PLAN)
-    first = Int32(PLAN.shared_first) + items * PLAN.tiles
-    ends = [Int32(PLAN.shared_first), first, first + PLAN.shared_second]
+    items = group(ids.iterator.toint(), rows, table, t, PLAN) * takes_routed
+    first = ends[0] + items * PLAN.tiles
+    ends += [first, first + takes_wide * PLAN.shared_second]
     ends.append(ends[2] + items * PLAN.chunks)
     if unit >= ends[0]:
         at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
@@ -162,12 +176,12 @@ def k3_experts_cute_stream(
 
     if cutlass.const_expr(PLAN.wide > 0):
         while unit < ends[0]:
-            following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+            following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
             ring = shared_first(ring, at, following, x_at, parts, turn % 2, warp, lane, PLAN)
             arch.sync_threads()
             # some warps finish the unit, while the others begin the next; they are back before the next barrier but one
             shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)
-            unit, turn, at = unit + PLAN.blocks, turn + 1, following
+            unit, turn, at = unit + stride, turn + 1, following
 
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         all_done(ready_at, rows * PLAN.spans, t, epoch, record, block, PLAN)
@@ -178,7 +192,7 @@ def k3_experts_cute_stream(
     for e in cutlass.range_constexpr(PLAN.x_depth):
         held += read_if(LOAD_X_IF, e, near + e * 64, 4, [], left)
     while unit < ends[1]:
-        after = unit + PLAN.blocks
+        after = unit + stride
         following = weights_of(after, ends, table, bases, warp, lane, PLAN)
         then = lane_x(after, ends, table, latent_at, warp, lane, PLAN)
         left = Int32(PLAN.x_depth) if after < ends[1] else Int32(0)
@@ -206,18 +220,18 @@ def k3_experts_cute_stream(
         if unit < ends[2]:
             all_done(done_at, PLAN.eights * PLAN.shared_first, t, epoch, record, block, PLAN)
         while unit < ends[2]:
-            following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
+            following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
             ring = shared_second(
                 unit - ends[1], ring, at, following, wide_at, rows, shared_out.iterator.toint(), warp, lane, PLAN
             )  # fmt: skip
-            unit, at = unit + PLAN.blocks, following
+            unit, at = unit + stride, following
 
     # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
     near = lane_hidden(unit, ends, table, hidden_at, lane, PLAN)
     sent = load_packets(batch_of(near, PLAN))
     while unit < ends[3]:
-        following = weights_of(unit + PLAN.blocks, ends, table, bases, warp, lane, PLAN)
-        then = lane_hidden(unit + PLAN.blocks, ends, table, hidden_at, lane, PLAN)
+        following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
+        then = lane_hidden(unit + stride, ends, table, hidden_at, lane, PLAN)
         item = (unit - ends[2]) // PLAN.chunks
         _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
         task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
@@ -248,7 +262,7 @@ def k3_experts_cute_stream(
                         publish_four(
                             outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch
                         )
-        unit, at, near = unit + PLAN.blocks, following, then
+        unit, at, near = unit + stride, following, then
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 

@@ -4,6 +4,7 @@ An *item* is an expert and up to eight of the rows that chose it: the eight colu
 item and 16 hidden columns, of the second an item and ``warps * tasks`` times 32 output columns; of the shared expert's first product
 four hidden columns, of its second ``warps`` times 8 output columns, for all rows. Units are numbered: shared first, routed first,
 shared second, routed second, so that what a unit waits for lies as far back as it can; block b takes units b, b + blocks and so on.
+Where blocks are reserved for the shared expert, the first ones share out its units alone and the others the routed ones.
 Every formula takes Python ints and traced ones alike.
 """
 
@@ -52,6 +53,8 @@ class Plan:
     """How MXFP8 scales of the latent are rounded, ``floor`` or ``ceil``; empty leaves it in BF16."""
     hidden_rounding: str = ""
     """The same of the hidden values."""
+    reserved: int = 0
+    """Blocks that take the shared expert's units alone; 0: all blocks take units of both."""
 
     @property
     def threads(self) -> int:
@@ -269,6 +272,8 @@ class Plan:
             return f"latent {self.latent} is not a multiple of 128, the columns that a warp sums at once"
         if self.wide and (self.hidden % (GROUP * self.warps) or self.shared_steps1 % self.depth):
             return f"{self.depth} steps in flight do not divide the {self.hidden / GROUP / self.warps:g} of a warp"
+        if self.reserved and (not self.wide or self.reserved >= self.blocks):
+            return f"{self.reserved} of {self.blocks} blocks for {'the shared expert' if self.wide else 'a shared expert that is not there'}"
         if self.wide % GROUP or self.inner % GROUP:
             return f"intermediate widths {self.inner} and {self.wide} are not multiples of {GROUP}"
         if self.groups1 % (self.warps * self.tasks):

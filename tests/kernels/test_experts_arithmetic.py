@@ -21,6 +21,12 @@ SMALL = {"latent": 128, "intermediate": 32, "hidden": 128, "shared_intermediate"
 CASES = {
     "three rows": ({"rows": 3}, {}, 3),
     "fewer rows than compiled for, one block": ({"rows": 5}, {"blocks": 1}, 2),
+    "a block for the shared expert alone": ({"rows": 3}, {"blocks": 3, "reserved": 1}, 2),
+    "two of three blocks for the shared expert alone, MXFP8": (
+        {"rows": 2, "latent": 256, "kind": "mxfp8_ceil"},
+        {"latent_rounding": "ceil", "hidden_rounding": "ceil", "blocks": 3, "reserved": 2},
+        2,
+    ),
     "eleven rows of one expert": ({"rows": 11, "top_k": 1, "experts": 2}, {"blocks": 3}, 11),
     "a ring over several units, two tasks": (
         {"rows": 2, "intermediate": 64, "shared_intermediate": 64},

@@ -124,6 +124,20 @@ def test_machine_code(arch, rows, kind, tp):
     assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 4 * steps + 2 * shared
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_blocks_for_the_shared_expert_alone_are_the_same_code_but_for_who_takes_what(arch):
+    """Weights are in flight before the wait all the same, and every product is there once."""
+    one, found = problem(8, "bf16"), []
+    for reserved in (0, 16):
+        (launch,) = compile_config(ENGINE, one, config(one, arch, reserved=reserved), arch).launches
+        code, held = order(launch.cubin), kernel_resources(launch)
+        assert held.spill_instructions <= 8 + (2 if reserved else 0)  # how far units lie apart lives across all of them
+        assert wait_fault(code, WEIGHTS, ahead=plan_of(one, config(one, arch)).depth) is None
+        found.append((len(code), len(places(code, "HMMA.*")), len(places(code, WORDS))))
+    (few, *steps), (many, *others) = found
+    assert steps == others and few < many < few + 128
+
+
 def counts(launch):
     """Instructions by what they are for."""
     code = order(launch.cubin)

@@ -107,6 +107,17 @@ def test_configs_of_the_whole_space_equal_the_twin(device, rows):
             case.judge()
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 33])
+@pytest.mark.parametrize("reserved", [4, 16, 64])
+def test_blocks_for_the_shared_expert_alone_change_no_bit(device, rows, reserved):
+    case = Case(device, exact_problem(rows, "bf16"), CUTE, reserved=reserved)
+    for seed in range(2):
+        case.give(seed)
+        for live in (rows, 1, rows):
+            case.run(live)
+            case.judge(live)
+
+
 def test_invariant_results_have_the_same_bits_at_any_rows(device):
     """Of random inputs, where the order of a sum shows."""
     from k3lab.kernels import K3

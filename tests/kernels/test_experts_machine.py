@@ -23,6 +23,7 @@ CONFIG = {
     "x_depth": 2,
     "tasks": 2,
     "per_sm": 1,
+    "reserved": 0,
     "sms": 2,
     "release": "loads",
     "k_order": "free",
@@ -125,6 +126,11 @@ def bits(tensor: torch.Tensor) -> np.ndarray:
 
 CASES = {
     "both experts, fewer rows than compiled for": ({"rows": 5, "kind": "bf16"}, {}, 3),
+    "a block for the shared expert alone": (
+        {"rows": 2, "kind": "bf16", "intermediate": 32},
+        {"tasks": 4, "sms": 3, "reserved": 1},
+        2,
+    ),
     "more rows of an expert than an item has": (
         {"rows": 11, "top_k": 1, "experts": 2, "intermediate": 32},
         {"tasks": 1, "depth": 4},

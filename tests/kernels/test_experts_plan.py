@@ -123,6 +123,8 @@ def test_an_items_word_keeps_its_parts(made: Plan) -> None:
         ({"latent": 64, "warps": 2}, "latent 64 is not a multiple of 128"),
         ({"hidden": 7168 + 512}, "7 steps in flight do not divide the 15 of a warp"),
         ({"inner": 200}, "are not multiples of 32"),
+        ({"reserved": 132}, "132 of 132 blocks for the shared expert"),
+        ({"reserved": 4, "wide": 0}, "4 of 132 blocks for a shared expert that is not there"),
     ],
 )
 def test_what_does_not_divide_is_said(change: dict[str, int], why: str) -> None:
