@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from k3lab.kernels import SMALL_K3
 from k3lab.kernels import device as devices
 from k3lab.kernels.device import Device
 from k3lab.kernels.gpu_cards import GPU_CARDS
@@ -38,19 +41,23 @@ def no_gpu_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def imported() -> None:
-    """What the inner runs use, once: a run in this process forgets the modules that it was the first to import."""
-    import k3lab.tuning.baseline
-    import k3lab.tuning.benchmark_stats
-    import k3lab.tuning.check
-    import k3lab.tuning.environment
-    import k3lab.tuning.interpret  # noqa: F401
+    """What the inner runs use, once: a run in this process forgets what it was the first to import, and a compiler cannot
+    be loaded twice.
+    """
+    for name in NEEDED:
+        importlib.import_module(name)
     from k3lab.kernels import K3, family
+    from k3lab.tuning.compiling import compile_config
 
     owner = family("attention_projection")
     for engine in owner.engines:
         problem = owner.problem(K3, tp=16, rows=1)
         if not engine.refuses(problem, "sm_90a"):
             engine.space(problem, GPU_CARDS["H200"])
+    small = owner.problem(SMALL_K3, tp=4, rows=1)
+    for name in ("triton", "cute_skinny"):
+        engine = owner.engine(name)
+        compile_config(engine, small, engine.space(small, GPU_CARDS["GB300"]).default, "sm_103a", cache=False)
 
 
 @pytest.fixture
@@ -81,6 +88,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, samples: list[int]) -> SimpleNamespace:
     return state
 
 
+NEEDED = (
+    "torch",
+    "triton",
+    "cutlass",
+    *(f"k3lab.tuning.{name}" for name in ("baseline", "benchmark_stats", "check", "environment", "interpret")),
+)
 PLUGINS = ("-p", "k3lab.tuning.pytest_plugin", "-p", "pytest_benchmark.plugin", "-p", "no:cacheprovider")
 
 
@@ -207,3 +220,14 @@ def test_where_pytest_benchmark_is_absent_it_holds_all_the_same(
     pytester.runpytest_inprocess(*options, "--k3-store").assert_outcomes(passed=1)
     gpu.factors = [1.2]
     pytester.runpytest_inprocess(*options).assert_outcomes(failed=1)
+
+
+@pytest.mark.usefixtures("lean")
+def test_no_run_here_forgot_a_compiler(pytester: pytest.Pytester) -> None:
+    """Other tests of this process go on after these."""
+    before = {name: sys.modules[name] for name in NEEDED}
+    pytester.makepyfile(test_own=CHECKS.replace("triton", "cute_skinny"))
+    own = {name for name in sys.modules if name.startswith(("triton", "cutlass", "torch", "numpy", "k3lab"))}
+    pytester.runpytest_inprocess(*PLUGINS).assert_outcomes(skipped=2)
+    assert own <= set(sys.modules)
+    assert before == {name: sys.modules[name] for name in NEEDED}
