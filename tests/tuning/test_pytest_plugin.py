@@ -101,6 +101,8 @@ PLUGINS = ("-p", "k3lab.tuning.pytest_plugin", "-p", "pytest_benchmark.plugin", 
 def lean(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that load no other plugins: a second saved each."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):  # pytest-benchmark would measure nothing
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_installation_brings_it_and_a_check_runs(pytester: pytest.Pytester) -> None:
