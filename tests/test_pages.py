@@ -98,7 +98,9 @@ def shell_lines(text: str) -> Iterator[list[str]]:
                 yield words
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/traces.md", "docs/decode.md", "docs/howto.md", "docs/tutorial.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/traces.md", "docs/decode.md", "docs/howto.md", "docs/tutorial.md"]
+)
 def test_the_commands_a_page_shows_exist(page: str) -> None:
     found = commands()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
@@ -136,14 +138,19 @@ def test_the_readme_tells_families_engines_and_evidence_as_they_are() -> None:
 
 
 def test_the_readme_repeats_the_record_of_the_h200() -> None:
-    """Each figure of the row is the result file's, as the file has it now."""
-    result = "results/h200/attention_projection.json"
-    data = json.loads((ROOT / result).read_text())
-    choice, again = data["choice"], data["winner_timing"]
-    figures = [f"{choice['value_us']:.2f} us", f"{choice['default_us']:.2f} us", f"{again['cold_us']:.2f} us",
-               f"{again['hot_us']:.2f} us", f"{again['floor_us']:.2f} us", f"{again['percent_of_ceiling']:.1f} %"]  # fmt: skip
-    row = f"| [{data['identity']['problem']['kind'].upper()}, TP16, 8 rows]({result}) | {' | '.join(figures)} |"
-    assert row in (ROOT / "README.md").read_text().splitlines(), f"the README needs this row:\n{row}"
+    """Each figure of a row is the table's, as the file has it now."""
+    result = "results/h200/attention_projection_table.json"
+    readme = (ROOT / "README.md").read_text()
+    told = re.findall(rf"^\| \[(\w+), TP(\d+), (\d+) rows?\]\({result}\) \| (.*) \|$", readme, re.M)
+    assert len(told) >= 5
+    recorded = json.loads((ROOT / result).read_text())["rows"]
+    rows = {tuple(one["problem"][name] for name in ("kind", "tp", "rows")): one for one in recorded}
+    assert f"of {len(recorded)} problems" in readme
+    for kind, tp, count, figures in told:
+        row = rows[kind.lower(), int(tp), int(count)]
+        times = [row["us"], row["chain_us"], row["floor_us"], row["alternatives"]["PyTorch"]]
+        wanted = [f"`{row['engine']}`", *(f"{value:.2f} us" for value in times)]
+        assert figures == " | ".join(wanted), f"{kind} TP{tp} rows {count} has {wanted}"
 
 
 def test_the_readme_shows_the_slow_trace_as_it_comes_out(
