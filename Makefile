@@ -29,6 +29,9 @@ help:
 demo: $(DEMO_READY)
 	@$(RUN) -m k3lab.cli.main demo --out out/demo $(ARGS)
 
+# the processes fill the CPUs by themselves: with more threads each they wait for one another, and take twice as long
+test test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+
 test: $(TEST_READY)
 	@$(RUN) -m pytest $(SPREAD) $(ARGS)
 
