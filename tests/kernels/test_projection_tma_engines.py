@@ -104,6 +104,7 @@ def test_blocks_beside_each_other_share_the_registers_of_an_sm():
         assert fits or "rings and registers do not fit" in why
 
 
+@pytest.mark.slow
 def test_invariant_configs_cut_k_in_one_way():
     cuts = set()
     for card, engine in ((CARDS["sm_90a"], WGMMA), (CARDS["sm_103a"], TCGEN05)):
