@@ -22,6 +22,12 @@ def aside_of(facts: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(place + step for place, one in enumerate(canaries) if one["drift"] for step in (0, 1))
 
 
+def set_aside(trial: FrozenTrial, aside: Mapping[str, frozenset[int]]) -> bool:
+    """Whether a drifting worker ran the trial; ``aside``: of each worker, see :func:`aside_of`."""
+    attrs = trial.user_attrs
+    return attrs.get(CANARY, -1) in aside.get(attrs.get(WORKER, ""), ())
+
+
 def counted(trials: Sequence[FrozenTrial], aside: Mapping[str, frozenset[int]]) -> list[TrialRecord]:
     """One trial a config, in the order of their numbers.
 
@@ -30,8 +36,7 @@ def counted(trials: Sequence[FrozenTrial], aside: Mapping[str, frozenset[int]]) 
     """
     groups: dict[str, list[FrozenTrial]] = {}
     for trial in trials:
-        attrs = trial.user_attrs
-        if attrs.get(CANARY, -1) not in aside.get(attrs.get(WORKER, ""), ()):
+        if not set_aside(trial, aside):
             groups.setdefault(config_digest(trial.params), []).append(trial)
     found = []
     for group in groups.values():

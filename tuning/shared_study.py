@@ -1,7 +1,9 @@
 """A study that many workers share: each config is tried once, whoever dies.
 
 To readers it is a :class:`TuningStudy`; what differs is how a trial begins and ends. Of a config whose worker died
-Optuna keeps a failed trial and queues another: :meth:`SharedStudy.trials` tells the one that counts.
+Optuna keeps a failed trial and queues another: :meth:`SharedStudy.trials` tells the one that counts. Whoever decides
+who has a trial does it alone in the database (``alone``), from what is stored there: a claim may be lost, and a worker
+that was taken for dead may wake up, between any two looks.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels.space import Config, Space, config_digest
 from .claims import DUTIES, Claims
-from .counted import CANARY, WORKER, aside_of, counted
+from .counted import CANARY, WORKER, aside_of, counted, set_aside
 from .heart import Heart
 from .identity import StudyIdentity
 from .outcome import Outcome, Status
@@ -161,8 +163,16 @@ class SharedStudy(TuningStudy):
         return self._patience(self._counted)
 
     def _counted(self) -> list[TrialRecord]:
-        aside = {row.worker: aside_of(row.facts) for row in self.claims.workers()}
-        return counted(self._study.get_trials(deepcopy=False), aside)
+        return counted(self._study.get_trials(deepcopy=False), self._aside())
+
+    def _aside(self) -> dict[str, frozenset[int]]:
+        return {row.worker: aside_of(row.facts) for row in self.claims.workers()}
+
+    def _same(self, digest: str) -> list[FrozenTrial]:
+        """All trials of a config, dead ones too, but for those of drifting workers."""
+        aside = self._aside()
+        trials = self._storage.get_all_trials(self._id, deepcopy=False)
+        return [one for one in trials if config_digest(one.params) == digest and not set_aside(one, aside)]
 
     @property
     def grace_s(self) -> int:
@@ -220,14 +230,17 @@ class SharedStudy(TuningStudy):
         )
 
         def started() -> FrozenTrial | None:
-            if not self.claims.claim(digest):
-                return None
-            for trial in self._storage.get_all_trials(self._id, deepcopy=False, states=(running,)):
-                if config_digest(trial.params) == digest and trial.user_attrs.get(WORKER) == self.worker:
-                    return trial  # the answer to an earlier attempt was lost
-            made = self._storage.create_new_trial(self._id, template_trial=template)
-            self._storage.record_heartbeat(made)
-            return self._storage.get_trial(made)
+            with alone(self._storage):
+                if not self.claims.claim(digest):
+                    return None
+                for trial in self._same(digest):
+                    if trial.state is running and trial.user_attrs.get(WORKER) == self.worker:
+                        return trial  # the answer to an earlier attempt was lost
+                    if not trial.state.is_finished() or OUTCOME in trial.user_attrs:
+                        return None  # the claim was another's for a while
+                made = self._storage.create_new_trial(self._id, template_trial=template)
+                self._storage.record_heartbeat(made)
+                return self._storage.get_trial(made)
 
         try:
             trial = started()
@@ -247,9 +260,10 @@ class SharedStudy(TuningStudy):
 
         def taken() -> FrozenTrial | None:
             waiting = (optuna.trial.TrialState.WAITING,)
-            for trial in self._storage.get_all_trials(self._id, deepcopy=False, states=waiting):
-                if self._take(trial._trial_id, config_digest(trial.params)):
-                    return self._storage.get_trial(trial._trial_id)
+            with alone(self._storage):
+                for trial in self._storage.get_all_trials(self._id, deepcopy=False, states=waiting):
+                    if self._take(trial._trial_id, config_digest(trial.params)):
+                        return self._storage.get_trial(trial._trial_id)
             return None
 
         trial = self._patience(taken)
@@ -334,9 +348,7 @@ class SharedStudy(TuningStudy):
 
         outcome, digest = Outcome.from_json(entry["outcome"]), config_digest(entry["config"])
         state = optuna.trial.TrialState
-        same = [
-            one for one in self._storage.get_all_trials(self._id, deepcopy=False) if config_digest(one.params) == digest
-        ]
+        same = self._same(digest)
         if any(OUTCOME in one.user_attrs and one.state.is_finished() for one in same):
             return False
         for one in same:
@@ -380,12 +392,16 @@ class SharedStudy(TuningStudy):
 
         def reaped() -> None:
             self.claims.first_beats()
-            with warnings.catch_warnings():
+            # Optuna ends a dead worker's trial first and queues it again later: whoever settles an outcome in between, of
+            # a worker that was not dead, would see neither and store a second one
+            with alone(self._storage), warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 optuna.storages.fail_stale_trials(self._study)
-            tried = {trial.digest for trial in self._counted()}
-            idle = [claim.digest for claim in self.claims.all().values() if claim.digest not in tried]
-            self.claims.drop_late((digest for digest in idle if not digest.startswith(DUTIES)), self._rhythm.grace_s)
+                tried = {trial.digest for trial in self._counted()}
+                idle = [claim.digest for claim in self.claims.all().values() if claim.digest not in tried]
+                self.claims.drop_late(
+                    (digest for digest in idle if not digest.startswith(DUTIES)), self._rhythm.grace_s
+                )
 
         self._patience(reaped)
 
