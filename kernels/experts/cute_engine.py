@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import health
 from ..contract import Arg, Buffer, Compiled, Engine, Problem, Work
+from ..cute_sources import CUTE_PARTS
 from ..errors import InputError
 from ..mxfp4 import ROUNDINGS
 from ..params import K_ORDER, RELEASE, pinned
@@ -112,8 +113,7 @@ class CuteEngine(Engine):
     compiler = "cute"
     sources = (
         *(HERE / f"cute_{name}.py" for name in ("experts", "group", "mxfp8", "parts", "ring", "shared")),
-        HERE.parent / "cute_streaming.py",
-        HERE.parent / "cute_waits.py",
+        *CUTE_PARTS,
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:

@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_numbers import as_float, rounded
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import count_launch, epoch_of
 from .cute_group import group, pair_of
@@ -15,12 +16,10 @@ from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
     all_done,
-    as_float,
     four,
     load_packets,
     publish_four,
     read_if,
-    rounded,
     scaled,
     settled,
     situ,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
-from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
-from cutlass.cutlass_dsl import T
 
+from ..cute_numbers import as_float, as_word, rounded
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import publish, raise_flag
-from .cute_parts import as_float, rounded
 
 MAX_NAN = "max.NaN.f32 {$w0}, {$r0}, {$r1};"
 E4M3_PAIR = (
@@ -20,12 +18,6 @@ E4M3_PAIR = (
 STORE_WORDS = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 SPAN = 256
 """Columns of a row that one warp quantises."""
-
-
-@cute.jit
-def as_word(value: Float32):
-    """The same 32 bits as an integer."""
-    return Uint32(llvm.bitcast(T.i32(), value.ir_value()))
 
 
 @cute.jit

@@ -8,6 +8,7 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cute import arch
 from cutlass.cutlass_dsl import T
 
+from ..cute_numbers import EXP2, LOG2E, as_float, rounded, unary
 from ..cute_streaming import MMA, read
 from ..cute_waits import FENCE, LOAD_PACKET, LOAD_WORD, POLLS_A_LOOK, ROW, look, publish
 from .layout import LEFT, operands
@@ -23,11 +24,9 @@ LOAD_SCALE_IF = (
 LOAD_X_IF = "{ .reg .pred p; setp.gt.s32 p, $5, STEP; @p ld.global.v4.u32 {$0, $1, $2, $3}, [$4]; }"
 # one instruction where the compiler would take two: the bits of $1 under the mask, all others of $2
 JOIN = "lop3.b32 {$w0}, {$r0}, {$r1}, MASK, 0xE4;"
-ROUND = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
 # a constant is no operand of this multiply
 SCALE = "{ .reg .b32 f; mov.b32 f, {$r1}; mul.rn.bf16x2 {$w0}, {$r0}, f; }"
-EXP2, RCP = "ex2.approx.ftz.f32 {$w0}, {$r0};", "rcp.approx.ftz.f32 {$w0}, {$r0};"
-LOG2E = 1.4426950408889634
+RCP = "rcp.approx.ftz.f32 {$w0}, {$r0};"
 EXPONENT = 0x7F800000
 
 
@@ -52,24 +51,6 @@ def join(first: Uint32, second: Uint32):
     """See :func:`.layout.joined`."""
     text = JOIN.replace("MASK", str(LEFT))
     return arch.inline_ptx(text, write_only_types=[Uint32], read_only_args=[first, second])
-
-
-@cute.jit
-def as_float(word: Uint32):
-    """The same 32 bits as FP32."""
-    return Float32(llvm.bitcast(T.f32(), word.ir_value()))
-
-
-@cute.jit
-def rounded(first: Float32, second: Float32):
-    """Two FP32 values as BF16 in one word, the first below."""
-    return arch.inline_ptx(ROUND, write_only_types=[Uint32], read_only_args=[second, first])
-
-
-@cute.jit
-def unary(text: cutlass.Constexpr, value: Float32):
-    """One approximate function of the special-function unit."""
-    return arch.inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
 
 
 @cute.jit

@@ -6,9 +6,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from ..cute_numbers import rounded
 from ..cute_streaming import LOAD_X, multiply, read
 from ..cute_waits import raise_flag
-from .cute_parts import four, rounded, situ
+from .cute_parts import four, situ
 from .cute_ring import refill
 
 STORE_WORD, STORE_PAIR = "st.global.u32 [{$r0}], {$r1};", "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"

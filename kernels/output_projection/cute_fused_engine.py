@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE
 from ..space import Config, Constraint, Space
 from .common import (
@@ -66,8 +67,7 @@ class CuteFusedEngine(Engine):
                 "cute_row",
             )
         ),
-        HERE.parent / "cute_streaming.py",
-        HERE.parent / "cute_waits.py",
+        *CUTE_PARTS,
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:

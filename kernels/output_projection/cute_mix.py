@@ -6,23 +6,17 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from ..cute_numbers import EXP2, LOG2E, RSQRT, as_float, as_word, sum_lanes, unary
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause
 from .cute_packets import GROUP_BYTES, both, offsets, send
 from .cute_parts import (
-    EXP2,
-    LOG2E,
     RCP,
-    RSQRT,
-    as_float,
-    as_word,
     packed,
     row_words,
     seven,
     store_row_words,
-    sum_lanes,
     sum_sixteen,
-    unary,
 )  # fmt: skip
 from .cute_polls import poll
 from .cute_row import KINDS, MIX_PACKET, SUM_PACKET, UNITS, hear, kinds_of_saved, tell

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
-from cutlass._mlir.dialects import llvm
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
-from cutlass.cutlass_dsl import T
 
+from ..cute_numbers import high, low, rounded
 from ..cute_streaming import read
 
 LOAD_PAIR, LOAD_LAST = "ld.global.u32 $0, [$1];", "ld.global.u16 $0, [$1];"
@@ -16,45 +15,7 @@ LOAD_WEIGHT_PAIR, LOAD_WEIGHT_LAST = (
     "ld.global.L1::no_allocate.u16 $0, [$1];",
 )
 STORE_PAIR, STORE_LAST = "st.global.u32 [{$r0}], {$r1};", "st.global.u16 [{$r0}], {$r1};"
-ROUND = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
-RSQRT, EXP2, RCP = "rsqrt.approx.f32 {$w0}, {$r0};", "ex2.approx.ftz.f32 {$w0}, {$r0};", "rcp.approx.f32 {$w0}, {$r0};"
-LOG2E = 1.4426950408889634
-
-
-@cute.jit
-def low(word: Uint32):
-    """The lower BF16 value as FP32."""
-    return Float32(llvm.bitcast(T.f32(), (word << 16).ir_value()))
-
-
-@cute.jit
-def high(word: Uint32):
-    """The upper BF16 value as FP32."""
-    return Float32(llvm.bitcast(T.f32(), (word & Uint32(0xFFFF0000)).ir_value()))
-
-
-@cute.jit
-def as_float(word: Uint32):
-    """The same 32 bits as FP32."""
-    return Float32(llvm.bitcast(T.f32(), word.ir_value()))
-
-
-@cute.jit
-def as_word(value: Float32):
-    """The same 32 bits as an integer."""
-    return Uint32(llvm.bitcast(T.i32(), value.ir_value()))
-
-
-@cute.jit
-def rounded(first: Float32, second: Float32):
-    """Two FP32 values as BF16 in one word, the first below."""
-    return arch.inline_ptx(ROUND, write_only_types=[Uint32], read_only_args=[second, first])
-
-
-@cute.jit
-def unary(text: cutlass.Constexpr, value: Float32):
-    """One approximate function of the special-function unit."""
-    return arch.inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+RCP = "rcp.approx.f32 {$w0}, {$r0};"
 
 
 @cute.jit
@@ -104,16 +65,6 @@ def store_row_words(base: Int64, row: Int32, HIDDEN: cutlass.Constexpr, packet: 
     for word in cutlass.range_constexpr(3):
         arch.inline_ptx(STORE_PAIR, read_only_args=[first + 32 * word, words[word]])
     arch.inline_ptx(STORE_LAST, read_only_args=[base + (Int64(row) * HIDDEN + last) * 2, words[3]])
-
-
-@cute.jit
-def sum_lanes(values: list):
-    """Each value summed over the warp, in every lane: butterfly, so the same bits in all."""
-    sums = list(values)
-    for step in cutlass.range_constexpr(5):
-        others = [arch.shuffle_sync_bfly(one, 16 >> step) for one in sums]
-        sums = [one + other for one, other in zip(sums, others, strict=True)]
-    return sums
 
 
 @cute.jit

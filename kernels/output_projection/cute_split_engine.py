@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER
 from ..space import Config, Constraint, Param, Space
 from .common import (
@@ -84,8 +85,7 @@ class CuteSplitEngine(Engine):
                 "cute_row",
             )
         ),
-        HERE.parent / "cute_streaming.py",
-        HERE.parent / "cute_waits.py",
+        *CUTE_PARTS,
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import health
 from ..contract import Arg, Buffer, Engine, Launch, Problem
+from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param
 from .choice_layout import Choice
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PARTS = (
     *(HERE / f"cute_{name}.py" for name in ("front", "choice", "group", "route", "words")),
-    HERE.parent / "cute_streaming.py",
-    HERE.parent / "cute_waits.py",
+    *CUTE_PARTS,
 )
 """Files that the kernels of all engines use."""
 INVARIANT = {"split_k": 8, "chunks": 1, "warps_k": 4}

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.cute import arch
 
+from ..cute_numbers import as_float, as_word
 from ..cute_streaming import read
 from .arithmetic import TINY
 from .cute_words import (
@@ -13,8 +14,6 @@ from .cute_words import (
     DIVIDE,
     MULTIPLY,
     SIGMOID,
-    as_float,
-    as_word,
     poll_twos,
     rounded_op,
     shared_words,

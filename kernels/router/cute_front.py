@@ -6,9 +6,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
+from ..cute_numbers import as_word, rounded
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish_pair
-from .cute_words import STORE_TWO, as_word, piece, two_bf16
+from .cute_words import STORE_TWO, piece
 
 ONE = 0x3F803F80
 LOAD_PEER = "ld.global.u32 $0, [$1];"
@@ -262,7 +263,7 @@ def front(
                 high += arch.shuffle_sync_bfly(high, 16 >> step)
         else:
             low, high = pair_of_parts(sums, i, Int32(0), 1, F)
-        both = two_bf16(low, high)
+        both = rounded(low, high)
         own = as_word(low) if is_logit else both
         two_own = as_word(high)
         one = first[0] if other else own

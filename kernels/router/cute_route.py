@@ -6,10 +6,11 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.cute import arch
 
+from ..cute_numbers import as_word
 from ..cute_waits import epoch_of, pause
 from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, pairs_of
 from .cute_group import group
-from .cute_words import as_word, piece, poll_twos
+from .cute_words import piece, poll_twos
 
 COPIES = 4
 

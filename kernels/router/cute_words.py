@@ -14,7 +14,6 @@ from ..cute_waits import PARTIAL, POLLS_A_LOOK, look
 # two neighbouring packets of 8 bytes, a word and the epoch each: an access of each, in one instruction
 STORE_TWO = "{ .reg .b64 a, b; mov.b64 a, {{$r1}, {$r3}}; mov.b64 b, {{$r2}, {$r3}}; st.relaxed.sys.global.v2.b64 [{$r0}], {a, b}; }"
 LOAD_TWO = "{ .reg .b64 a, b; ld.relaxed.sys.global.v2.b64 {a, b}, [$4]; mov.b64 {$0, $1}, a; mov.b64 {$2, $3}, b; }"
-ROUND = "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};"
 
 
 # exact.sigmoid, its rounding written out: no compiler fuses or reorders these; a test holds the constants to arithmetic.py
@@ -38,24 +37,6 @@ MULTIPLY = "mul.rn.f32 {$w0}, {$r0}, {$r1};"
 def rounded_op(text: cutlass.Constexpr, *values: Float32):
     """One FP32 result of FP32 operands."""
     return arch.inline_ptx(text, write_only_types=[Float32], read_only_args=list(values))
-
-
-@cute.jit
-def as_float(word: Uint32):
-    """The same 32 bits as FP32."""
-    return Float32(llvm.bitcast(T.f32(), word.ir_value()))
-
-
-@cute.jit
-def as_word(value: Float32):
-    """The same 32 bits as an integer."""
-    return Uint32(llvm.bitcast(T.i32(), value.ir_value()))
-
-
-@cute.jit
-def two_bf16(first: Float32, second: Float32):
-    """Two FP32 values as BF16 in one word, the first below."""
-    return arch.inline_ptx(ROUND, write_only_types=[Uint32], read_only_args=[second, first])
 
 
 @cute.jit

@@ -1,0 +1,7 @@
+"""The files whose parts CuTe DSL kernels of several families are made of: an engine's ``sources`` begins with its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CUTE_PARTS = tuple(Path(__file__).parent / f"cute_{name}.py" for name in ("numbers", "streaming", "waits"))
