@@ -1,22 +1,17 @@
-"""Acceptance of drafts and speculative decoding: standard, synthetic, on both backends, on many ranks."""
+"""Speculative decoding: greedy and sampled, standard and synthetic acceptance, on both backends, on many ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from k3lab.cli.main import run as command
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
-from k3lab.decode.checkpoint.write import write_shards
-from k3lab.decode.demo import demo_card
 from k3lab.decode.dispatch import Dispatcher
-from k3lab.decode.dspark.acceptance import Standard, Synthetic, likeliest, rates_of_length
-from k3lab.decode.dspark.card import K3_DSPARK, SMALL_DSPARK, draft_tensors
+from k3lab.decode.dspark.acceptance import Standard, Synthetic
+from k3lab.decode.dspark.card import SMALL_DSPARK
 from k3lab.decode.dspark.decoder import SpeculativeDecoder
 from k3lab.decode.dspark.drafter import Drafter
 from k3lab.decode.dspark.reference import Drafts
@@ -25,13 +20,11 @@ from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.packing import pack
 from k3lab.decode.prefill import prefill
 from k3lab.decode.prefill_operators import PrefillOperators
-from k3lab.decode.run import RunOptions, run
 from k3lab.decode.scope import RankSituation, Scope, group_scope
 from k3lab.decode.sharding import ModelTensors, shard
-from k3lab.decode.speculate_run import fitted_card
 from k3lab.decode.step import step
 from k3lab.decode.weights import RankWeights
-from k3lab.kernels import K3, InputError, ModelCard
+from k3lab.kernels import InputError, ModelCard
 from k3lab.kernels.collectives import Collectives, SingleRank, run_virtual_ranks
 
 EXACT = 1e-9
@@ -39,123 +32,6 @@ PROMPTS = [[17, 400, 3, 17, 99], [256, 8, 8], [511, 0, 44, 301, 12, 77, 5]]
 SEEDS = [11, 22, 33]
 
 
-# -- acceptance --------------------------------------------------------------------------------------
-def logits_for(tokens: list[list[int]], vocabulary: int = 8) -> torch.Tensor:
-    """Rows whose likeliest tokens are the given ones."""
-    return torch.nn.functional.one_hot(torch.tensor(tokens), vocabulary).double() * 5
-
-
-def at(count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.arange(count) + 100, torch.arange(width).expand(count, width) + 1000 * torch.arange(count)[:, None]
-
-
-@pytest.mark.parametrize(("drafts", "best", "out"), [
-    ([1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]),
-    ([1, 2, 3], [1, 2, 7, 4], [1, 2, 7]),
-    ([1, 2, 3], [5, 2, 3, 4], [5]),
-    ([1, 2, 3], [1, 5, 3, 4], [1, 5]),  # what follows a rejected draft is not looked at
-    ([1, -1, 3], [1, 0, 3, 4], [1, 0]),
-    ([-1, -1, -1], [0, 0, 0, 0], [0]),
-])  # fmt: skip
-def test_greedy_acceptance_stops_at_the_first_other_token(drafts: list[int], best: list[int], out: list[int]) -> None:
-    seeds, positions = at(2, 4)
-    both = torch.tensor([drafts, [6, 6, 6]])
-    got = Standard().verify(Drafts(both), logits_for([best, [6, 6, 6, 1]]), seeds, positions)
-    assert got.lists() == [out, [6, 6, 6, 1]]
-    assert got.counts.tolist() == [len(out), 4]
-
-
-def test_the_lower_of_equally_likely_tokens_is_accepted() -> None:
-    logits = torch.zeros(1, 2, 4)
-    logits[0, 0, [1, 3]] = 2
-    seeds, positions = at(1, 2)
-    assert Standard().verify(Drafts(torch.tensor([[1]])), logits, seeds, positions).lists() == [[1, 0]]
-    assert Standard().verify(Drafts(torch.tensor([[3]])), logits, seeds, positions).lists() == [[1]]
-    assert likeliest(logits).tolist() == [[1, 0]]
-
-
-@pytest.mark.parametrize("how", ["likeliest", "sampled", "placeholder"])
-def test_sampling_with_drafts_is_sampling_without(how: str) -> None:
-    """Of 30,000 requests, the first token is distributed as the target says, and the second given the first."""
-    count, temperature = 30_000, 0.7
-    generator = torch.Generator().manual_seed(3)
-    target, draft = (torch.randn(3, 5, generator=generator, dtype=torch.float64) * 1.5 for _ in range(2))
-    p, q = torch.softmax(target / temperature, -1), torch.softmax(draft[:2] / temperature, -1)
-    seeds = torch.arange(count) * 7 + 1
-    positions = torch.arange(3).expand(count, 3) + 40
-    if how == "sampled":
-        tokens = torch.stack([torch.multinomial(row, count, replacement=True, generator=generator) for row in q], 1)
-        drafts = Drafts(tokens, draft[:2].expand(count, 2, 5))
-    else:
-        best = draft[:2].argmax(-1) if how == "likeliest" else torch.tensor([-1, -1])
-        drafts = Drafts(best.expand(count, 2))
-    got = Standard(temperature).verify(drafts, target.expand(count, 3, 5), seeds, positions)
-    for row, mask in ((0, torch.ones(count, dtype=torch.bool)), (1, got.counts > 1), (2, got.counts > 2)):
-        tokens = got.tokens[mask, row]
-        if how == "placeholder" and row:
-            assert not len(tokens)
-            continue
-        expected = p[row] * len(tokens)
-        counts = torch.bincount(tokens, minlength=5)
-        assert ((counts - expected).square() / expected).sum() < 20, (row, counts, expected)  # 4 degrees: 0.0005
-    if how == "sampled":
-        rate = torch.minimum(p[0], q[0]).sum()
-        assert (got.counts > 1).double().mean().item() == pytest.approx(rate.item(), abs=0.01)
-    repeat = Standard(temperature).verify(drafts, target.expand(count, 3, 5), seeds, positions)
-    assert torch.equal(repeat.tokens, got.tokens)
-
-
-def test_rates_of_a_length() -> None:
-    assert rates_of_length(3.78, 7) == pytest.approx((1, 1, 0.78, 0, 0, 0, 0))
-    assert rates_of_length(1, 3) == (0, 0, 0)
-    assert rates_of_length(4, 3) == (1, 1, 1)
-    assert rates_of_length(6, 7) == (1, 1, 1, 1, 1, 0, 0)
-    assert Synthetic.of_length(3.78, 7).length == pytest.approx(3.78)
-    assert Synthetic((0.9, 0.6, 0.6, 0.0, 0.0)).conditional == pytest.approx((0.9, 0.6 / 0.9, 1.0, 0.0, 0.0))
-    for length, drafts in ((0.9, 7), (8.1, 7), (float("nan"), 7)):
-        with pytest.raises(InputError, match=r"lies in 1\.\.8"):
-            rates_of_length(length, drafts)
-    for rates in ((), (0.5, 0.6), (1.2,), (0.5, -0.1)):
-        with pytest.raises(InputError, match=r"lie in 0\.\.1 and do not rise"):
-            Synthetic(rates)
-    with pytest.raises(InputError, match="temperature is -1"):
-        Standard(-1)
-
-
-@pytest.mark.parametrize(
-    "rates", [(1.0, 1.0, 0.78, 0.0), (0.9, 0.5, 0.25, 0.1), (0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0)]
-)
-def test_synthetic_acceptance_follows_its_rates_whatever_the_target_says(rates: tuple[float, ...]) -> None:
-    count = 20_000
-    acceptance = Synthetic(rates)
-    tokens = torch.tensor([1, 2, 3, 4]).expand(count, 4)
-    logits = logits_for([[7, 6, 5, 0, 6]]).expand(count, 5, 8)  # the target wants none of the drafts
-    got = acceptance.verify(Drafts(tokens), logits, torch.arange(count), torch.arange(5).expand(count, 5))
-    for index, rate in enumerate(rates):
-        assert (got.counts > index + 1).double().mean().item() == pytest.approx(rate, abs=0.012)
-    assert got.counts.double().mean().item() == pytest.approx(acceptance.length, abs=0.03)
-    emitted = {tuple(row) for row in got.lists()}
-    drafted, wanted = (1, 2, 3, 4), (7, 6, 5, 0, 6)
-    assert emitted <= {(*drafted[:n], wanted[n]) for n in range(5)}  # drafts as they are, then the target's token
-    filled = tokens.clone()
-    filled[:, 1] = -1
-    assert (
-        acceptance.verify(Drafts(filled), logits, torch.arange(count), torch.arange(5).expand(count, 5)).counts.max()
-        <= 2
-    )
-    with pytest.raises(InputError, match="3 drafts a request, but 4 synthetic"):
-        acceptance.verify(Drafts(tokens[:, :3]), logits[:, :4], torch.arange(count), torch.arange(4).expand(count, 4))
-
-
-def test_every_acceptance_says_what_it_is() -> None:
-    assert Standard().label == "standard acceptance, greedy"
-    assert Standard(0.7).label == "standard acceptance, sampled at temperature 0.7"
-    label = Synthetic.of_length(3.78, 7).label
-    assert label.startswith("SYNTHETIC acceptance of mean length 3.78")
-    assert "does not follow the target" in label
-
-
-# -- decoding ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def draft_of() -> dict[str, torch.Tensor]:
     return random_draft_tensors(SMALL_DSPARK, seed=2, dtype=torch.float64)
@@ -434,78 +310,3 @@ def test_what_does_not_belong_together_is_refused(
 
 
 # -- runs --------------------------------------------------------------------------------------------
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("K3LAB_NO_GPU", "1")
-
-
-def test_a_run_with_drafts_tells_who_accepts_them(
-    no_gpu: None, tiny: ModelCard, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report = run(tiny, RunOptions(tp=2, rows=2, tokens=5, drafts=3, acceptance_length=2.5, prompt=3))
-    assert any(line.startswith("SYNTHETIC acceptance of mean length 2.5") for line in report.head)
-    assert report.speculation
-    assert report.speculation["acceptance"].startswith("SYNTHETIC")
-    assert [len(tokens) for tokens in report.tokens] == [5, 5]
-    assert len(report.step_ns) == len(report.speculation["accepted"][0])
-    assert report.speculation["drafter"] == "small-dspark"
-    assert report.graph_step_ns is None
-    assert report.to_json()["speculation"] == report.speculation
-    wanted = [
-        "decode",
-        "run",
-        "--rows",
-        "1",
-        "--tokens",
-        "3",
-        "--drafts",
-        "2",
-        "--fill-context",
-        "9",
-        "--temperature",
-        "0.5",
-    ]
-    assert command(wanted) == 0
-    text = capsys.readouterr().out
-    assert (
-        "standard acceptance, sampled at temperature 0.5; 2 drafts a step by drafter small-dspark (random weights)"
-        in text
-    )
-    assert "note: a context of 9 tokens is made up" in text
-    assert run(tiny, RunOptions(tokens=1, drafts=2)).step_ns == []  # the prompt's own token is all
-
-
-def test_a_run_loads_its_drafter(no_gpu: None, tiny: ModelCard, tmp_path: Path) -> None:
-    whole = random_draft_tensors(SMALL_DSPARK, seed=0, dtype=torch.bfloat16)
-    write_shards(tmp_path, [(one.name, whole[one.spec]) for one in draft_tensors(SMALL_DSPARK)])
-    options = RunOptions(rows=2, tokens=6, drafts=3, acceptance_length=4)
-    loaded = run(tiny, replace(options, draft_checkpoint=tmp_path))
-    assert loaded.tokens == run(tiny, options).tokens  # the random drafter of seed 0 is the one that was written
-    assert loaded.speculation
-    assert loaded.speculation["drafter_weights"] == str(tmp_path)
-
-
-@pytest.mark.parametrize(("options", "words"), [
-    ({"drafts": 8}, "drafts is 8; a step verifies 1 to 7"),
-    ({"drafts": -1}, "drafts is -1"),
-    ({"drafts": 7, "rows": 9}, "9 requests with 7 drafts are 72 rows"),
-    ({"acceptance_length": 3.0}, "speak of drafts; give --drafts"),
-    ({"temperature": 0.5}, "speak of drafts"),
-    ({"drafts": 3, "acceptance_length": 5.0}, "a synthetic acceptance length of 5 with 3 drafts"),
-    ({"drafts": 3, "temperature": -0.5}, "temperature is -0.5"),
-])  # fmt: skip
-def test_runs_with_drafts_that_cannot_be(options: dict[str, Any], words: str, no_gpu: None, tiny: ModelCard) -> None:
-    with pytest.raises(InputError, match=words):
-        run(tiny, RunOptions(**options))
-
-
-def test_models_without_a_published_drafter_get_one_that_fits(tiny: ModelCard) -> None:
-    assert fitted_card(K3) is K3_DSPARK
-    assert fitted_card(tiny) is SMALL_DSPARK
-    demo = demo_card()
-    card = fitted_card(demo)
-    card.check(demo, 16)
-    assert card.target_layer_ids == (0, 1, 2, 3, 4)
-    assert card.mask_token_id < demo.vocab_size
-    with pytest.raises(InputError, match="no drafter for hidden size 512"):
-        fitted_card(replace(tiny, hidden_size=512))
