@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,17 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Gets a line of the fake evaluator an evaluation."""
     monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
     return tmp_path / "log"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    import postgres
+
+    with postgres.running() as one:
+        yield one
+
+
+@pytest.fixture
+def address(server: Any, request: pytest.FixtureRequest) -> str:
+    """A database of the test's own."""
+    return server.create(request.node.name.split("[")[0][:60])

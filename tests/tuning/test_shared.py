@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,101 +14,33 @@ import optuna
 import postgres
 import pytest
 import shared_worker
-import sqlalchemy
 from k3lab.kernels import InputError, config_digest
 from k3lab.tuning import shared_storage
 from k3lab.tuning.counted import WORKER, aside_of, counted
 from k3lab.tuning.identity import StudyIdentity
-from k3lab.tuning.outcome import Outcome, Status
 from k3lab.tuning.pull import pull
-from k3lab.tuning.shared_study import Shared, SharedStudy
 from k3lab.tuning.shared_tune import AHEAD, Aside
-from k3lab.tuning.study import OUTCOME, TrialRecord, TuningStudy
-from k3lab.tuning.tune import identity_of
+from k3lab.tuning.study import OUTCOME, TuningStudy
 from k3lab.tuning.watch import snapshot
-
-SCRIPT = str(Path(shared_worker.__file__))
-SPACE = fake_family.LARGE.space(fake_family.FakeProblem(1, 8), None)
-TRIALS = 24
-NAME = "fake-large-tp1-rows8-h200-measured"
-without_server = pytest.mark.skipif(bool(postgres.missing()), reason=str(postgres.missing()))
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[postgres.Server]:
-    with postgres.running() as one:
-        yield one
-
-
-@pytest.fixture
-def address(server: postgres.Server, request: pytest.FixtureRequest) -> str:
-    """A database of the test's own."""
-    return server.create(request.node.name.split("[")[0][:60])
+from shared_case import (
+    NAME,
+    TRIALS,
+    ask,
+    frozen,
+    measured,
+    measuring,
+    result,
+    start,
+    until,
+    without_server,
+)
 
 
-def start(address: str, folder: Path, *, seconds: float = 0.0, slower: Path | None = None, **asked: Any) -> subprocess.Popen[str]:  # fmt: skip
-    told = json.dumps({"address": address, "folder": str(folder), **asked})
-    environment = {**os.environ, "FAKE_SECONDS": str(seconds), "FAKE_LOG": str(folder / "log"), "OMP_NUM_THREADS": "1"}
-    if slower:
-        environment["FAKE_SLOWER"] = str(slower)
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, SCRIPT, told], env=environment, stdout=pipe, stderr=pipe, text=True)
-
-
-def result(child: subprocess.Popen[str]) -> dict[str, Any]:
-    output, errors = child.communicate(timeout=100)
-    assert output, errors
-    return {**json.loads(output), "said": errors, "code": child.returncode}
-
-
-def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def frozen(address: str, name: str = NAME) -> list[optuna.trial.FrozenTrial]:
-    """Every trial as Optuna itself tells it, as its dashboard does."""
-    url = address.replace("postgresql:", "postgresql+psycopg:")
-    return optuna.load_study(study_name=name, storage=url).get_trials()
-
-
-def ask(address: str, query: str, *values: object) -> Any:
-    """The first value of an SQL query."""
-    import psycopg
-
-    with psycopg.connect(address) as connection:
-        found = connection.execute(query, values).fetchone()
-    return found[0] if found else None
-
-
-def measured(folder: Path) -> Counter[str]:
-    """How often each config was measured."""
-    if not (folder / "log").exists():
-        return Counter()
-    lines = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
-    return Counter(digest for kind, digest, _ in lines if kind == "measure")
-
-
-def joined(address: str, folder: Path, name: str = "s", **asked: Any) -> SharedStudy:
-    """This process as a worker."""
-    request = shared_worker.request(objective="predicted", **asked)
-    return SharedStudy.join(name, identity_of(request), {}, shared_worker.shared(address, str(folder), **asked))
-
-
-def measuring(folder: Path) -> set[int]:
-    """Processes that measured something."""
-    return {pid for kind, _, pid in map(json.loads, (folder / "log").read_text().splitlines()) if kind == "measure"}
-
-
-OK = Outcome(Status.OK, value=3.0)
-
-
-@pytest.mark.slow
 @without_server
 def test_four_workers_one_of_them_killed_try_each_config_once(address: str, tmp_path: Path) -> None:
-    children = [start(address, tmp_path, seconds=0.3, trials=TRIALS) for _ in range(4)]  # long enough to be caught in one
+    children = [
+        start(address, tmp_path, seconds=0.3, trials=TRIALS) for _ in range(4)
+    ]  # long enough to be caught in one
 
     until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text().count('"measure"') >= 4)
 
@@ -198,7 +125,6 @@ def test_a_worker_that_differs_is_refused_by_the_field(
     assert len(frozen(address, "fake-small-tp1-rows8-h200-measured")) == 1
 
 
-@pytest.mark.slow
 @without_server
 def test_a_drifting_worker_is_kept_out_and_what_it_ran_is_tried_again(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,7 +186,6 @@ def test_trials_around_a_drift_are_set_aside() -> None:
     assert aside_of({"canaries": canaries[:2]}) == frozenset() == aside_of({})
 
 
-@pytest.mark.slow
 @without_server
 def test_a_lost_database_is_waited_for_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
     with postgres.running() as server:
@@ -283,7 +208,6 @@ def test_a_lost_database_is_waited_for_and_nothing_is_lost_or_twice(tmp_path: Pa
         assert not list((tmp_path / "spool").glob("*"))
 
 
-@pytest.mark.slow
 @without_server
 def test_outcomes_of_a_worker_that_gave_up_are_stored_once_by_the_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -312,149 +236,6 @@ def test_outcomes_of_a_worker_that_gave_up_are_stored_once_by_the_next(
         assert len(ended) == TRIALS and set(ended.values()) == {1}
         waited = {config_digest(json.loads(line)["config"]) for line in lines.splitlines()}
         assert all(measured(tmp_path)[digest] == 1 for digest in waited)
-
-
-@without_server
-def test_a_config_is_claimed_once_and_no_more_than_asked_for(address: str, tmp_path: Path) -> None:
-    one, two = joined(address, tmp_path), joined(address, tmp_path)
-    assert one.claim("a", 3) and one.claim("a", 3)
-    assert not two.claim("a", 3)
-    assert two.claim("b", 3) and two.claim("c", 3)
-    assert not one.claim("d", 3)  # full
-    assert one.duty("k3lab:finals", 60) and one.claim("a", 3)  # a duty is no config
-    assert not two.duty("k3lab:finals", 60)
-    two.close()  # it tried neither b nor c
-    assert set(one.claims.all()) == {"a", "k3lab:finals"}
-    assert one.claim("d", 3)
-    one.close()
-
-
-@without_server
-def test_a_config_that_kills_its_workers_is_a_crash_in_the_end(address: str, tmp_path: Path) -> None:
-    rhythm = shared_storage.Rhythm(beat_s=1, grace_s=1, retries=1)
-    where = Shared(address, None, rhythm, spool=tmp_path / "spool")
-    identity = identity_of(shared_worker.request(objective="predicted"))
-    config = dict(SPACE.default)
-    for turn in range(2):
-        dying = SharedStudy.join("s", identity, {}, where)
-        if turn:
-            dying.reap()
-            trial = dying.take_waiting()
-        else:
-            assert dying.claim(config_digest(config), 9)
-            trial = dying.begin(config, SPACE)
-        assert trial is not None and trial.config == config
-        assert dying._heart is not None
-        dying._heart.close()  # as kill -9
-        time.sleep(2.2)
-    last = SharedStudy.join("s", identity, {}, where)
-    last.reap()
-    assert last.take_waiting() is None
-    (record,) = last.trials()
-    assert record.finished and record.outcome is not None
-    assert (record.outcome.status, record.outcome.reason) == (Status.CRASHED, "its worker died, 2 times")
-    last.close()
-
-
-@without_server
-def test_who_was_taken_for_dead_and_was_not_does_not_store_twice(address: str, tmp_path: Path) -> None:
-    slow, quick = joined(address, tmp_path, grace_s=1), joined(address, tmp_path, grace_s=1)
-    config = dict(SPACE.default)
-    assert slow.claim(config_digest(config), 9)
-    trial = slow.begin(config, SPACE)
-    assert trial is not None and slow._heart is not None
-    slow._heart.close()  # as a machine that was suspended
-    time.sleep(2.2)
-    quick.reap()
-    again = quick.take_waiting()
-    assert again is not None and again.config == config
-    quick.finish(again, OK)
-    slow.finish(trial, Outcome(Status.OK, value=9.0))  # wakes up
-    (record,) = quick.trials()
-    assert (record.value, record.finished) == (3.0, True)
-    assert [one.value for one in frozen(address, "s") if OUTCOME in one.user_attrs] == [3.0]
-    for study in (slow, quick):
-        study.close()
-
-
-@without_server
-def test_an_outcome_that_comes_while_its_trial_is_queued_again_is_stored_once(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Optuna ends a stale trial, and later queues it again: its worker, not dead after all, finishes in between."""
-    slow, quick = joined(address, tmp_path, grace_s=1), joined(address, tmp_path, grace_s=1)
-    config = dict(SPACE.default)
-    assert slow.claim(config_digest(config), 9)
-    trial = slow.begin(config, SPACE)
-    assert trial is not None and slow._heart is not None
-    slow._heart.close()
-    time.sleep(2.2)
-    queue_again = quick._storage.get_heartbeat_stale_trial_callback()
-    finishing = threading.Thread(target=slow.finish, args=(trial, OK))
-
-    def late(study: optuna.Study, failed: optuna.trial.FrozenTrial) -> None:
-        finishing.start()
-        finishing.join(1.0)
-        queue_again(study, failed)
-
-    monkeypatch.setattr(quick._storage, "get_heartbeat_stale_trial_callback", lambda: late)
-    quick.reap()
-    finishing.join(20)
-    if (left := quick.take_waiting()) is not None:
-        quick.finish(left, Outcome(Status.OK, value=4.0))
-    assert [one.value for one in frozen(address, "s") if one.state is optuna.trial.TrialState.COMPLETE] == [3.0]
-    for study in (slow, quick):
-        study.close()
-
-
-@without_server
-def test_a_claim_that_changes_hands_while_its_trial_begins_makes_one_trial(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker sees its claim, is suspended until another takes it for dead, and wakes up."""
-    slow, quick = joined(address, tmp_path, grace_s=1), joined(address, tmp_path, grace_s=1)
-    config = dict(SPACE.default)
-    digest = config_digest(config)
-    assert slow.claim(digest, 9)
-    begun: list[TrialRecord | None] = []
-
-    def takes() -> None:
-        quick.claims.take_over(digest)
-        begun.append(quick.begin(config, SPACE))
-
-    other = threading.Thread(target=takes)
-    create = slow._storage.create_new_trial
-
-    def suspended(study: int, template_trial: optuna.trial.FrozenTrial) -> int:
-        other.start()
-        other.join(1.0)
-        return create(study, template_trial)
-
-    monkeypatch.setattr(slow._storage, "create_new_trial", suspended)
-    begun.append(slow.begin(config, SPACE))
-    other.join(20)
-    assert len([one for one in begun if one is not None]) == 1
-    assert len(frozen(address, "s")) == 1
-    for study in (slow, quick):
-        study.close()
-
-
-@without_server
-def test_a_worker_that_died_before_its_first_heartbeat_is_missed_too(address: str, tmp_path: Path) -> None:
-    dying, other = joined(address, tmp_path, grace_s=1), joined(address, tmp_path, grace_s=1)
-    config = dict(SPACE.default)
-    dying.claim(config_digest(config), 9)
-    trial = dying.begin(config, SPACE)
-    assert trial is not None and dying._heart is not None
-    dying._heart.close()
-    with dying._storage.engine.begin() as connection:
-        connection.execute(sqlalchemy.text("DELETE FROM trial_heartbeats"))
-    other.reap()  # gives it one
-    time.sleep(2.2)
-    other.reap()
-    left = other.take_waiting()
-    assert left is not None and left.config == config
-    other.close()
 
 
 @without_server
@@ -493,27 +274,3 @@ def test_wrong_addresses_are_one_line_without_the_password(address: str, words: 
     with pytest.raises(InputError, match=words) as refused:
         snapshot(address)
     assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
-
-
-def test_of_one_config_the_first_that_ended_counts() -> None:
-    def trial(number: int, state: str, **attrs: Any) -> optuna.trial.FrozenTrial:
-        made = optuna.create_trial(
-            state=optuna.trial.TrialState[state], value=1.0 if state == "COMPLETE" else None, user_attrs=attrs,
-            params={"p": 1}, distributions={"p": optuna.distributions.CategoricalDistribution((1, 2))},
-        )  # fmt: skip
-        made.number = number
-        return made
-
-    def records(*trials: optuna.trial.FrozenTrial, aside: dict[str, frozenset[int]] | None = None) -> list[TrialRecord]:
-        return counted(trials, aside or {})
-
-    done = {OUTCOME: OK.to_json(), "k3lab:worker": "w", "k3lab:canary": 1}
-    (one,) = records(trial(0, "FAIL"), trial(1, "COMPLETE", **done), trial(2, "COMPLETE", **done))
-    assert (one.number, one.ok) == (1, True)
-    (one,) = records(trial(0, "FAIL"), trial(1, "WAITING"))
-    assert (one.number, one.finished) == (1, False)
-    (one,) = records(trial(0, "FAIL", **done), trial(1, "WAITING", **done))  # dead between its outcome and its end
-    assert (one.number, one.ok) == (0, True)
-    assert records(trial(0, "COMPLETE", **done), aside={"w": frozenset({1})}) == []
-    (one,) = records(trial(0, "FAIL"))
-    assert one.outcome is not None and one.outcome.reason == "its worker died, once"
