@@ -30,7 +30,7 @@ class TimingPolicy:
     """A cold time further below the byte floor than this is a broken measurement."""
     rest_ms: float = 10.0
     """Idle before each replay of a series that is taken again because a cap held the clocks down: it times the kernel,
-    not how often it is run. At full load 64 rows meet the power cap of an H200, and one kernel takes 25 or 31 us."""
+    not how often it is run. Large batches meet the power cap of an H200 where they are replayed without a pause."""
     version: int = POLICY_VERSION
 
     def to_json(self) -> dict[str, Any]:

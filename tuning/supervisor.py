@@ -149,7 +149,7 @@ class Supervisor:
         environment = {**os.environ, "PYTHONPATH": module_path()}
         if not self.gpu:
             # told an architecture, CuTe DSL does not ask the driver for one to fall back on; every compilation names its
-            # own. On a GPU host 15 workers' first kernels took 45 s each, their next ones one
+            # own
             environment = {"CUTE_DSL_ARCH": "sm_100a", **environment, "CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _kill
         self._lines.clear()
