@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
-from ..cute_sources import CUTE_PARTS
+from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER, RELEASE
 from ..space import Config, Constraint, Space
 from .common import (
@@ -62,12 +62,10 @@ class CuteFusedEngine(Engine):
                 "cute_mix",
                 "cute_packets",
                 "cute_parts",
-                "cute_polls",
                 "cute_product",
-                "cute_row",
             )
         ),
-        *CUTE_PARTS,
+        *CUTE_MIX,
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:

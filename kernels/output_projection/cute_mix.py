@@ -6,20 +6,13 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
-from ..cute_numbers import EXP2, LOG2E, RSQRT, as_float, as_word, sum_lanes, unary
+from ..cute_mix import mix_of_saved, mixed, tell_prefix
+from ..cute_polls import poll
+from ..cute_row import KINDS, UNITS
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause
 from .cute_packets import GROUP_BYTES, both, offsets, send
-from .cute_parts import (
-    RCP,
-    packed,
-    row_words,
-    seven,
-    store_row_words,
-    sum_sixteen,
-)  # fmt: skip
-from .cute_polls import poll
-from .cute_row import KINDS, MIX_PACKET, SUM_PACKET, UNITS, hear, kinds_of_saved, tell
+from .cute_parts import packed, row_words, seven, store_row_words
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars
 SUMS_DONE = 2
@@ -63,65 +56,6 @@ def saved_words(
 
 
 @cute.jit
-def mix_of_saved(
-    sources: list, saved: Int32, folded: list, row_at: list, unit: Int32, lane: Int32, epoch: Uint32, health: Int64,
-    block: Int32,
-    HIDDEN: cutlass.Constexpr, EPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
-):  # fmt: skip
-    """(mix of the saved blocks at a lane's columns, its weights' sum, the largest score), weights relative to that.
-
-    Of the sources the first ``saved`` count; the others' weight is zero.
-
-    The scores need sums over the whole row: units tell theirs to each other. ``row_at`` says where the row's lie
-    (:mod:`.cute_row`). The mix's own square, too, is told here, for whoever will need it after the sum.
-    """
-    count = len(sources)
-    if cutlass.const_expr(count == 0):
-        mix, total, largest = [Float32(0.0)] * 7, Float32(0.0), Float32(-float("inf"))
-    else:
-        values = [seven(words) for words in sources]
-        sums = []
-        for i in cutlass.range_constexpr(count):
-            square, dot = Float32(0.0), Float32(0.0)
-            for v, f in zip(values[i], folded, strict=True):
-                square += v * v
-                dot += v * f
-            sums += [square, dot]
-        sums += [Float32(0.0)] * (16 - len(sums))
-        mine = sum_sixteen(sums, lane)
-        # lane p publishes sums 3 p to 3 p + 2
-        three = [as_word(arch.shuffle_sync(mine, (lane * 6 + 2 * k) & 31)) for k in range(3)]
-        packets = kinds_of_saved(count)
-        pause(JITTER, epoch, block * 64 + 32 + unit)
-        if lane < packets:
-            tell(row_at, lane, unit, three, epoch, 0, CLUSTER)
-        got = hear(row_at, 0, packets, lane, epoch, health, block, 0, CLUSTER)
-        sums = [as_float(got[4 * (i // 3) + i % 3]) if i < 2 * count else Float32(0.0) for i in range(16)]
-        mine = sum_sixteen(sums, lane)
-        square, dot = arch.shuffle_sync(mine, lane & 28), arch.shuffle_sync(mine, (lane & 28) + 2)
-        score = dot * unary(RSQRT, square * (1.0 / HIDDEN) + EPS)
-        score = score if lane // 4 < saved else Float32(-float("inf"))
-        largest = score
-        for distance in (4, 8, 16):
-            largest = cutlass.max(largest, arch.shuffle_sync_bfly(largest, distance))
-        weight = unary(EXP2, (score - largest) * LOG2E)
-        total = weight
-        for distance in (4, 8, 16):
-            total += arch.shuffle_sync_bfly(total, distance)
-        mix = [Float32(0.0)] * 7
-        for i in cutlass.range_constexpr(count):
-            alpha = arch.shuffle_sync(weight, 4 * i)
-            mix = [m + alpha * v for m, v in zip(mix, values[i], strict=True)]
-        square = Float32(0.0)
-        for m in mix:
-            square += m * m
-        (square,) = sum_lanes([square])
-        if lane == 0:
-            tell(row_at, Int32(MIX_PACKET), unit, [as_word(square), Uint32(0), Uint32(0)], epoch, 1, CLUSTER)
-    return mix, total, largest
-
-
-@cute.jit
 def ranks_sum(
     mailbox: Int64, packet: Int32, COUNT: cutlass.Constexpr, SLOT_PACKETS: cutlass.Constexpr, FORM: cutlass.Constexpr,
     AT_ONCE: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
@@ -136,7 +70,7 @@ def ranks_sum(
     for first in cutlass.range_constexpr(0, COUNT, AT_ONCE):
         at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
         count = min(AT_ONCE, COUNT - first)
-        words, more = poll(at, count, stride, "sys", 16, epoch, health, PHASE, slot + first, block, BACKOFF)
+        words, more = poll(at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF)
         missing |= more
         for i in cutlass.range_constexpr(count):
             four = words[4 * i : 4 * i + 4]
@@ -187,8 +121,7 @@ def finish(
     """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
     Sum over ranks in rank order in FP32, rounded; plus the old prefix, rounded; the mix and the norm in FP32, rounded
-    once. The mean square of the mix follows from three sums over the row, of which the twin knows nothing but the
-    result: ``|a m + b p|^2 = a^2 m.m + 2 a b m.p + b^2 p.p``, so there is one exchange after the last packet.
+    once.
     """
     packet = unit * 32 + lane
     parity = Int32(epoch & Uint32(1))
@@ -217,30 +150,11 @@ def finish(
     if cutlass.const_expr(not RESTART):
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
     p = seven(new)
-    square, dot, cross = Float32(0.0), Float32(0.0), Float32(0.0)
-    for v, f, m in zip(p, folded, mix, strict=True):
-        square += v * v
-        dot += v * f
-        cross += v * m
-    three = sum_lanes([square, dot, cross])
-    pause(JITTER, epoch, block * 64 + 34 + unit)
-    if lane == 0:
-        tell(row_at, Int32(SUM_PACKET), unit, [as_word(one) for one in three], epoch, 1, CLUSTER)
+    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, CLUSTER, JITTER)
     store_row_words(prefix_out, row, HIDDEN, packet, new)
-    first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
-    count = SUM_PACKET + 1 - first
-    got = hear(row_at, first, count, lane, epoch, health, block, BACKOFF, CLUSTER)
-    sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
-    sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
-    square, dot, cross, mixed = sums
-    score = dot * unary(RSQRT, square * (1.0 / HIDDEN) + EPS)
-    top = cutlass.max(largest, score)
-    a, b = unary(EXP2, (largest - top) * LOG2E), unary(EXP2, (score - top) * LOG2E)
-    scale = unary(RCP, a * total + b)
-    a, b = a * scale, b * scale
-    mean = (a * a * mixed + 2.0 * a * b * cross + b * b * square) * (1.0 / HIDDEN)
-    r = unary(RSQRT, mean + EPS)
-    out = [(a * m + b * v) * r * n for m, v, n in zip(mix, p, norm, strict=True)]
+    out = mixed(
+        p, mix, total, largest, norm, row_at, lane, epoch, health, block, HIDDEN, SAVED, EPS, BACKOFF, CLUSTER
+    )  # fmt: skip
     store_row_words(mlp_input, row, HIDDEN, packet, packed(out))
 
 

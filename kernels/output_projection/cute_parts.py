@@ -1,4 +1,4 @@
-"""Parts of the CuTe DSL kernels: numbers, sums over lanes, and how a lane's columns lie in memory."""
+"""Parts of the CuTe DSL kernels: packets of seven values, and how a lane's columns lie in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ LOAD_WEIGHT_PAIR, LOAD_WEIGHT_LAST = (
     "ld.global.L1::no_allocate.u16 $0, [$1];",
 )
 STORE_PAIR, STORE_LAST = "st.global.u32 [{$r0}], {$r1};", "st.global.u16 [{$r0}], {$r1};"
-RCP = "rcp.approx.f32 {$w0}, {$r0};"
 
 
 @cute.jit
@@ -65,16 +64,3 @@ def store_row_words(base: Int64, row: Int32, HIDDEN: cutlass.Constexpr, packet: 
     for word in cutlass.range_constexpr(3):
         arch.inline_ptx(STORE_PAIR, read_only_args=[first + 32 * word, words[word]])
     arch.inline_ptx(STORE_LAST, read_only_args=[base + (Int64(row) * HIDDEN + last) * 2, words[3]])
-
-
-@cute.jit
-def sum_sixteen(values: list, lane: Int32):
-    """Sixteen values summed over the warp; lanes 2 i and 2 i + 1 get value i. Each step sends half of what is left."""
-    left = list(values)
-    for step in cutlass.range_constexpr(4):
-        distance, half = 16 >> step, 8 >> step
-        upper = (lane & distance) != 0
-        kept = [left[half + i] if upper else left[i] for i in range(half)]
-        sent = [left[i] if upper else left[half + i] for i in range(half)]
-        left = [mine + arch.shuffle_sync_bfly(other, distance) for mine, other in zip(kept, sent, strict=True)]
-    return left[0] + arch.shuffle_sync_bfly(left[0], 1)

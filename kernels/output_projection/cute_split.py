@@ -8,10 +8,10 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_row import meet
 from ..cute_waits import count_launch, epoch_of, pause, release
 from .cute_mix import UNITS, own_columns, ranks_at_once, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS, partial
-from .cute_row import meet
 
 
 @cute.kernel

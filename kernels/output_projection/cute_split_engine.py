@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
-from ..cute_sources import CUTE_PARTS
+from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER
 from ..space import Config, Constraint, Param, Space
 from .common import (
@@ -80,12 +80,10 @@ class CuteSplitEngine(Engine):
                 "cute_mix",
                 "cute_packets",
                 "cute_parts",
-                "cute_polls",
                 "cute_product",
-                "cute_row",
             )
         ),
-        *CUTE_PARTS,
+        *CUTE_MIX,
     )
 
     def refuses(self, problem: Problem, arch: str) -> str | None:

@@ -1,0 +1,88 @@
+"""Bounded polls of CuTe DSL kernels: packets of ranks, or of blocks of the own GPU; families share them.
+
+Forms: ``bf16x7e16``, seven values and 16 bits of the epoch in one access of 16 bytes; ``b32e32``, two values and 32 bits, four
+accesses of 8 bytes a lane; ``b32e32x2``, two such packets in each access of 16 bytes; ``scalars``, three words and the epoch.
+"""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from .cute_streaming import read
+from .cute_waits import LOAD_PACKET, LOAD_PAIR, POLLS_A_LOOK, look
+
+
+@cute.jit
+def once(
+    at: list, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr, FORM: cutlass.Constexpr,
+    epoch: Uint32,
+):  # fmt: skip
+    """One round of polls: (data words of each rank's packets, what its epoch differs by); a whole access of 16 bytes is
+    four words, epoch and all, but for ``b32e32x2``.
+    """
+    words, missing = [], []
+    if cutlass.const_expr(FORM in ("bf16x7e16", "scalars")):
+        shift = 16 if FORM == "bf16x7e16" else 0
+        for i in cutlass.range_constexpr(COUNT):
+            words += read(LOAD_PACKET.replace("SCOPE", SCOPE), at[0] + i * STRIDE, 4, [])
+        for i in cutlass.range_constexpr(COUNT):
+            missing.append((words[4 * i + 3] ^ (epoch << shift)) >> shift)
+    else:
+        double = FORM == "b32e32x2"
+        text, each = (LOAD_PACKET, 4) if double else (LOAD_PAIR, 2)
+        tags = []
+        for i in cutlass.range_constexpr(COUNT):
+            for one in at:
+                got = read(text.replace("SCOPE", SCOPE), one + i * STRIDE, each, [])
+                words += got[0::2]
+                tags += got[1::2]
+        size = len(tags) // COUNT
+        for i in cutlass.range_constexpr(COUNT):
+            differs = Uint32(0)
+            for tag in tags[size * i : size * i + size]:
+                differs |= tag ^ epoch
+            missing.append(differs)
+    return words, missing
+
+
+@cute.jit
+def any_of(missing: list):
+    """Whether one of the epochs differs, as a number that is not zero."""
+    found = missing[0]
+    for one in missing[1:]:
+        found |= one
+    return found
+
+
+@cute.jit
+def poll(
+    at: list, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr,
+    FORM: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32,
+    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True,
+):  # fmt: skip
+    """(words of ``COUNT`` packets, ``STRIDE`` bytes apart, once all of them carry the epoch, or after the limit;
+    what is missing then: zero if nothing).
+
+    ``at``: addresses of the first, see the forms. It is rank ``slot``'s, where ranks are waited for, and the next one the
+    next rank's; or all of them are rank ``slot``'s. A round loads all of them at once. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
+    limit, or once anyone has given up, it ends with what it has and says whom it missed.
+    """
+    words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
+    missing = any_of(each)
+    rounds, started = Int32(0), Int64(0)
+    waits = missing != Uint32(0)
+    while waits:
+        if cutlass.const_expr(BACKOFF > 0):
+            arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
+        words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
+        missing = any_of(each)
+        waits = missing != Uint32(0)
+        rounds += 1
+        if waits and rounds % POLLS_A_LOOK == 0:
+            late = Uint32(0)
+            for i in cutlass.range_constexpr(COUNT):
+                late |= Uint32(1 << (i if OF_RANKS else 0)) << slot if each[i] != Uint32(0) else Uint32(0)
+            started, waits = look(epoch, health, started, late, PHASE, block)
+    return words, missing
