@@ -60,7 +60,6 @@ class CuteFusedEngine(Engine):
             for name in (
                 "cute_fused",
                 "cute_mix",
-                "cute_packets",
                 "cute_parts",
                 "cute_product",
             )

@@ -7,11 +7,11 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_mix import mix_of_saved, mixed, tell_prefix
+from ..cute_packets import GROUP_BYTES, both, offsets, send
 from ..cute_polls import poll
 from ..cute_row import KINDS, UNITS
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause
-from .cute_packets import GROUP_BYTES, both, offsets, send
 from .cute_parts import packed, row_words, seven, store_row_words
 
 # a row is 32 units of 32 packets: one warp a unit, one packet a lane, and one lane for each unit's scalars

@@ -7,10 +7,10 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import rounded
+from ..cute_packets import both, send, send_to_all
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_mix import SUMS_DONE
-from .cute_packets import both, send, send_to_all
 
 COLUMNS = 56
 # FP32 sums of one row in shared memory: eight packets of eight, and two more so that rows fall on other banks

@@ -78,7 +78,6 @@ class CuteSplitEngine(Engine):
             for name in (
                 "cute_split",
                 "cute_mix",
-                "cute_packets",
                 "cute_parts",
                 "cute_product",
             )

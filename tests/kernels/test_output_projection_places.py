@@ -57,7 +57,7 @@ def test_lanes_of_a_warp_hold_each_sum_once(rows, run_bytes):
 
 def accesses(name):
     """(bytes that a lane polls, bytes that it writes) of its packet, from the start of a slot."""
-    from k3lab.kernels.output_projection.cute_packets import offsets, pair_offset
+    from k3lab.kernels.cute_packets import offsets, pair_offset
 
     if name == "bf16x7e16":
         return lambda packet: plain(offsets)(packet, name), lambda packet: [packet * 16]
@@ -117,7 +117,7 @@ def test_every_packet_that_is_polled_is_published_once(tp, rows, name):
 
 def test_one_multicast_store_a_packet_reaches_what_all_ranks_poll():
     """The switch writes at the same offset of every rank's slot."""
-    from k3lab.kernels.output_projection.cute_packets import pair_offset
+    from k3lab.kernels.cute_packets import pair_offset
 
     (mail,) = common.mail(problem(3, 8), {"packet": "b32e32"})
     for epoch, row in ((1, 0), (2, 2)):

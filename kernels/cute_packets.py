@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
-from ..cute_waits import publish, publish_pair
+from .cute_waits import publish, publish_pair
 
 SCALE = "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};"
 # bytes that eight lanes' 56 values take: eight packets of seven, or 28 of two
