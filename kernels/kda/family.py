@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..contract import Problem, Tensors, Tolerance
+from ..contract import Engine, Problem, Tensors, Tolerance
 from ..errors import InputError
 from ..model_card import ModelCard
 from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
@@ -52,15 +52,38 @@ class Kda(Problem):
         """Columns of q, of k, of v and of g on one rank."""
         return self.heads * self.head_dim
 
+    @property
+    def columns(self) -> int:
+        """Of a row of the fused projection: q, k, v, g, the low-rank gate and beta, padded to whole 32 bytes."""
+        return -(-(4 * self.width + self.gate_rank + self.heads) // 16) * 16
+
 
 class KdaFamily(TwinFamily):
-    """See :class:`Kda`. States are written after every token, so that a roll-back picks one."""
+    """See :class:`Kda`. States are written after every token, so that a roll-back picks one.
+
+    States lie in slots: ``slots`` [requests, 1 + q] names the slot of ``state`` and ``conv_state`` that a request reads, and
+    those of ``states`` and ``conv_states`` written after each token. Slot s is entry s - 1; a slot of zero or less is
+    padding, never read, never written: a pool whose entry 0 is nobody's is passed from its entry 1 on. Where a cache is
+    updated in place the tensors read are those written. Slots of different requests differ.
+
+    Slots, states and weights are read before the dependency wait: the last to write them is the step before this one, and
+    steps are launched one after the other without a programmatic edge. What else a step makes comes from its projection.
+    """
 
     name = "kda"
     title = "Kimi Delta Attention core: conv, gates, delta rule, gated norm"
     outputs = ("out", "conv_states", "states")
     rotated = (*WEIGHTS, "conv_state", "state")
+    constant = ("slots",)
     problem_type = Kda
+    default_engine = "cute"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -85,7 +108,7 @@ class KdaFamily(TwinFamily):
         conv = Draw((width, taps), std=taps**-0.5, dtype="float32")
         dim = problem.head_dim
         return {
-            "proj": Draw((problem.rows, -(-(4 * width + problem.gate_rank + problem.heads) // 16) * 16)),
+            "proj": Draw((problem.rows, problem.columns)),
             "f_b": Draw((width, problem.gate_rank), std=problem.gate_rank**-0.5),
             "conv_q": conv,
             "conv_k": conv,
@@ -95,17 +118,43 @@ class KdaFamily(TwinFamily):
             "o_norm": Draw((dim,), std=0.1, mean=1.0, dtype="float32"),
             "conv_state": Draw((requests, taps - 1, 3 * width)),
             "state": Draw((requests, problem.heads, dim, dim), std=0.2, dtype="float32"),
+            "slots": Draw((requests, 1 + problem.q_len), dtype="int32", low=1, high=1 + requests),
         }
 
-    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
-        """``out`` [rows, hD] BF16, and the two states after every token."""
+    def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """As drawn, but for the slots: each request reads one of its own, in a random order, and writes those of its rows."""
+        import torch
+
         assert isinstance(problem, Kda)
-        per_token, dim = (problem.requests, problem.q_len), problem.head_dim
+        inputs = super().inputs(problem, seed, device)
+        read = torch.randperm(problem.requests, generator=torch.Generator().manual_seed(seed))
+        written = torch.arange(problem.requests * problem.q_len).view(problem.requests, problem.q_len)
+        inputs["slots"] = (1 + torch.cat([read[:, None], written], dim=1)).to(torch.int32).to(device)
+        return inputs
+
+    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+        """``out`` [rows, hD] BF16, and the two states after every token: a slot a row."""
+        assert isinstance(problem, Kda)
+        rows, dim = problem.rows, problem.head_dim
         return {
-            "out": ((problem.rows, problem.width), "bfloat16"),
-            "conv_states": ((*per_token, problem.conv_size - 1, 3 * problem.width), "bfloat16"),
-            "states": ((*per_token, problem.heads, dim, dim), "float32"),
+            "out": ((rows, problem.width), "bfloat16"),
+            "conv_states": ((rows, problem.conv_size - 1, 3 * problem.width), "bfloat16"),
+            "states": ((rows, problem.heads, dim, dim), "float32"),
         }
+
+    def cold_copies(self, problem: Problem, tensors: Tensors, rotate_bytes: int) -> list[dict[str, torch.Tensor]]:
+        """Each call has states of its own to read and to write: half the bytes are stores, which one tensor for all calls
+        would leave in the L2.
+        """
+        import torch
+
+        assert isinstance(problem, Kda)
+        own = (*self.rotated, "states", "conv_states")
+        one = sum(tensors[name].numel() * tensors[name].element_size() for name in own)
+        room = torch.cuda.mem_get_info()[0] // 2 if tensors["state"].is_cuda else rotate_bytes
+        count = max(1, min(-(-rotate_bytes // one) + 1, room // one))
+        copies = [{**tensors, **{name: tensors[name].clone() for name in own}} for _ in range(count - 1)]
+        return [dict(tensors), *copies]
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, not rounded."""
@@ -113,11 +162,12 @@ class KdaFamily(TwinFamily):
 
         assert isinstance(problem, Kda)
         t = in_fp32(inputs)
-        outputs = kda(
-            t["proj"], KdaWeights(**{name: t[name] for name in WEIGHTS}), t["conv_state"], t["state"],
+        read = inputs["slots"][:, 0].long() - 1
+        out, conv_states, states = kda(
+            t["proj"], KdaWeights(**{name: t[name] for name in WEIGHTS}), t["conv_state"][read], t["state"][read],
             q_len=problem.q_len, lower_bound=problem.lower_bound, eps=problem.eps,
         )  # fmt: skip
-        return dict(zip(self.outputs, outputs, strict=True))
+        return {"out": out, "conv_states": conv_states.flatten(0, 1), "states": states.flatten(0, 1)}
 
     def flops(self, problem: Problem) -> int:
         """Gate projection, conv, and seven per state element: decay, S k, update, S q."""

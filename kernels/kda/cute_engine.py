@@ -1,0 +1,195 @@
+"""The cute engine: what it refuses, its space, and how a config becomes a launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..cute_sources import CUTE_PARTS
+from ..params import K_ORDER, RELEASE, pinned
+from ..space import Config, Constraint, Param, Space
+from .family import Kda
+from .layout import DIM, MOST_STEPS, RANK, TAPS, Split
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+HERE = Path(__file__).parent
+TENSORS = (
+    "proj", "f_b", "conv_q", "conv_k", "conv_v", "a_log", "dt_bias", "o_norm", "conv_state", "state", "slots", "out",
+    "conv_states", "states",
+)  # fmt: skip
+INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
+"""What the order of any sum depends on, pinned for batch-invariant results."""
+RESERVED_REGISTERS = 40
+"""Addresses, slots and the allocator's slack, beside operands and states."""
+
+
+def kda(problem: Problem) -> Kda:
+    """The problem as this family's own type."""
+    assert isinstance(problem, Kda)
+    return problem
+
+
+def split_of(problem: Kda, config: Config) -> Split:
+    """How a config shares out the work."""
+    names = ("parts", "together", "warps", "lanes", "depth")
+    return Split(
+        problem.heads, problem.requests, problem.q_len, problem.columns, *(int(config[name]) for name in names)
+    )
+
+
+def registers(split: Split) -> int:
+    """A thread's: states in flight and the one at work, gate rows, taps, raw rows, outputs, and the rest."""
+    states = split.state_words * min(split.depth + 1, split.together)
+    before = 32 * split.gate_turns + 48 + 16 * split.query_turns + 8 * split.value_turns + 16
+    during = split.state_words + 12 * split.quads
+    return states + max(before, during) + split.steps * split.turns + RESERVED_REGISTERS
+
+
+def register_limit(split: Split, gpu: GpuCard) -> int:
+    """Registers a thread the compiler may use."""
+    return min(255, gpu.registers_per_sm // split.threads // 8 * 8)
+
+
+class CuteEngine(Engine):
+    """A head's state cut by value rows over the blocks of a cluster, in registers from load to store."""
+
+    name = "cute"
+    family = "kda"
+    compiler = "cute"
+    sources = (*(HERE / f"cute_{part}.py" for part in ("step", "core", "tokens", "parts")), HERE / "layout.py", *CUTE_PARTS)
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """K3's head: the kernel's loads and MMAs are written for its width, rank and taps."""
+        problem = kda(problem)
+        if arch not in self.archs:
+            return f"architecture {arch} is not among {', '.join(self.archs)}"
+        sizes = (problem.head_dim, problem.gate_rank, problem.conv_size)
+        if sizes != (DIM, RANK, TAPS):
+            return (
+                f"heads of {sizes[0]}, a gate of rank {sizes[1]} and {sizes[2]} taps: the kernel is written for {DIM}, {RANK} "
+                f"and {TAPS}"
+            )
+        return None
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """Blocks a head, requests a block, warps, lanes a row, states in flight."""
+        problem = kda(problem)
+        tokens = problem.q_len
+
+        def split(c: Config) -> Split:
+            return split_of(problem, c)
+
+        def whole_rows(c: Config) -> bool:
+            return split(c).slice_rows * split(c).lanes % split(c).threads == 0
+
+        return Space(
+            params=(
+                Param("parts", (1, 2, 4, 8, 16), "blocks of a cluster, which share the value rows of a head"),
+                Param("together", (1, 2, 3, 4, 5, 6, 8), "requests a block, one after the other"),
+                Param("warps", (2, 4, 8, 16), "warps a block"),
+                Param("lanes", (8, 16, 32), "lanes that share a row of the state"),
+                Param("depth", (1, 2, 3, 4), "states of requests in flight before the first is used"),
+                RELEASE,
+                K_ORDER,
+            ),
+            constraints=(
+                pinned(INVARIANT),
+                Constraint(
+                    lambda c: int(c["together"]) * tokens <= MOST_STEPS,
+                    f"{{together}} requests of {tokens} tokens exceed the {MOST_STEPS} columns of the gate's MMA",
+                ),
+                Constraint(
+                    lambda c: tokens == 1 or c["together"] == 1, "a request with several tokens has a block of its own"
+                ),
+                Constraint(lambda c: int(c["together"]) <= problem.requests, "more requests a block than there are"),
+                Constraint(lambda c: int(c["depth"]) <= int(c["together"]), "more states in flight than a block has"),
+                Constraint(whole_rows, "{lanes} lanes a row and {warps} warps do not share out the rows of {parts} parts"),
+                Constraint(
+                    lambda c: split(c).warps >= split(c).packets, "fewer warps than packets of sums, one warp sends each"
+                ),
+                Constraint(
+                    lambda c: c["release"] != "loads" or c["depth"] == c["together"],
+                    "release loads: states are loaded after others are stored, so there is no last load before the stores",
+                ),
+                Constraint(
+                    lambda c: registers(split(c)) <= register_limit(split(c), gpu),
+                    "states in flight, gate rows and taps exceed a thread's registers",
+                ),
+            ),
+            default=default(problem, gpu),
+        )
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """One launch."""
+        from cutlass import Int32
+
+        from ..cute_compile import compile_cute
+        from .cute_step import launch_step
+
+        problem = kda(problem)
+        split = split_of(problem, config)
+        fakes = fake_tensors(problem)
+        more = (float(problem.lower_bound), float(problem.eps), str(config["release"]), split)
+        launch = compile_cute(
+            launch_step, (*(fakes[name] for name in TENSORS), Int32(1), *more), arch, grid=(split.blocks, 1, 1),
+            block=(split.threads, 1, 1), shared_bytes=split.shared_bytes,
+            args=(*(Arg("tensor", name) for name in TENSORS), Arg("int32", "rows")), cluster=(split.parts, 1, 1), pdl=True,
+        )  # fmt: skip
+        return Compiled(self.family, self.name, problem, config, arch, (launch,))
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads the gate rows, taps and projections of its head; parts hand over once."""
+        split = split_of(kda(problem), config)
+        a_block = DIM * RANK * 2 + 3 * DIM * TAPS * 4 + split.steps * (3 * DIM + RANK) * 2
+        in_flight = split.depth * split.slice_rows * DIM * 4
+        return Work(
+            l2_bytes=split.blocks * a_block, in_flight_bytes=in_flight, tile_turns=float(split.steps),
+            dependent_steps=1 if split.parts > 1 else 0,
+        )  # fmt: skip
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """Of S k and S q, and of the norm; the gate's and the convolution's are the same in all configs."""
+        split = split_of(kda(problem), config)
+        return (
+            f"S k and S q: four sums a lane over every {split.lanes}th run of 4 keys ascending, their two pairs, then {split.lanes} "
+            f"lanes by butterfly; norm: {split.turns} rows a lane, lanes by butterfly, {split.warps} warps ascending, "
+            f"{split.parts} blocks ascending; gate: MMAs over 16 of the rank ascending; convolution: taps ascending"
+        )
+
+
+def default(problem: Kda, gpu: GpuCard) -> dict[str, Any]:
+    """Few requests: a head over many blocks, all in flight at once. Many: one wave of blocks, states streaming through."""
+    pairs = problem.requests * problem.heads
+    fixed = {"release": "loads", "k_order": "free"}
+    if problem.q_len > 1 or pairs * 2 <= gpu.sms:
+        parts = next((p for p in (8, 4, 2) if pairs * p <= gpu.sms), 2)
+        shape = {8: (8, 16), 4: (8, 8), 2: (8, 8)}[parts]
+        return {"parts": parts, "together": 1, "warps": shape[0], "lanes": shape[1], "depth": 1, **fixed}
+    for together in (1, 2, 3, 4, 5, 6, 8):
+        if -(-problem.requests // together) * problem.heads * 2 <= gpu.sms or together == 8:
+            break
+    depth = min(2, together)
+    release = "loads" if depth == together else "entry"
+    return {"parts": 2, "together": together, "warps": 8, "lanes": 8, "depth": depth, **fixed, "release": release}
+
+
+def fake_tensors(problem: Kda) -> dict[str, Any]:
+    """What the compiler is told of each argument. Imports the compiler."""
+    import cutlass
+    from cutlass.cute.runtime import make_fake_tensor
+
+    from .family import FAMILY
+
+    kinds = {"bfloat16": cutlass.BFloat16, "float32": cutlass.Float32, "int32": cutlass.Int32}
+    sizes = {name: (draw.dtype, draw.shape) for name, draw in FAMILY.draws(problem).items()}
+    sizes |= {name: (dtype, shape) for name, (shape, dtype) in FAMILY.output_specs(problem).items()}
+    made = {}
+    for name, (dtype, shape) in sizes.items():
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        made[name] = make_fake_tensor(kinds[dtype], shape, stride=tuple(strides), assumed_align=16)
+    return made

@@ -1,0 +1,125 @@
+"""Parts of the CuTe DSL kernel of KDA: loads that may be left out, shared memory, functions of one value."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass._mlir.dialects import math
+from cutlass.cute import arch
+
+from ..cute_numbers import EXP2, LOG2E, high, low, unary
+from ..cute_streaming import read
+
+RCP = "rcp.approx.ftz.f32 {$w0}, {$r0};"
+STORE_2, STORE_4 = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};", "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+STORE_HALF = "st.global.u16 [{$r0}], {$r1};"
+WHAT = {1: "u32", 2: "v2.u32", 4: "v4.u32"}
+
+
+def load_text(words: int, early: bool, hinted: bool = False, half: bool = False, maybe: bool = False) -> str:
+    """A load of 32-bit words, or of 16 bits into one.
+
+    Args:
+        words: how many.
+        early: before the dependency wait, of what stays out of L1; such loads are told apart from all others by that.
+        hinted: with an L2 policy, the operand behind the address.
+        half: 16 bits.
+        maybe: only where the last operand is not zero; zeros elsewhere.
+    """
+    names = [f"${word}" for word in range(words)]
+    how = f"ld.global{'.L1::no_allocate' if early else ''}{'.L2::cache_hint' if hinted else ''}"
+    kind = "u16" if half else WHAT[words]
+    to = names[0] if words == 1 else "{" + ", ".join(names) + "}"
+    load = f"{how}.{kind} {to}, [${words}]{f', ${words + 1}' if hinted else ''};"
+    if not maybe:
+        return load
+    zeros = " ".join(f"mov.u32 {name}, 0;" for name in names)
+    return f"{{ .reg .pred p; setp.ne.s64 p, ${words + 1 + hinted}, 0; {zeros} @p {load} }}"
+
+
+@cute.jit
+def maybe(address: Int64, WORDS: cutlass.Constexpr, on: cutlass.Boolean, EARLY: cutlass.Constexpr):
+    """Words of one load where ``on`` holds, zeros elsewhere."""
+    return read(load_text(WORDS, EARLY, maybe=True), address, WORDS, [Int64(Int32(on))])
+
+
+@cute.jit
+def half(address: Int64, on: cutlass.Boolean):
+    """One BF16 value as FP32 where ``on`` holds, zero elsewhere; after the dependency wait."""
+    (word,) = read(load_text(1, False, half=True, maybe=True), address, 1, [Int64(Int32(on))])
+    return low(word)
+
+
+@cute.jit
+def floats(memory: cute.Pointer, OFFSET: cutlass.Constexpr, COUNT: cutlass.Constexpr, RUN: cutlass.Constexpr):
+    """FP32 numbers of shared memory from a byte offset on, as [COUNT / RUN, RUN]."""
+    at = cute.recast_ptr((memory + OFFSET // 4).align(4 * RUN), dtype=Float32)
+    return cute.make_tensor(at, cute.make_layout((COUNT // RUN, RUN), stride=(RUN, 1)))
+
+
+@cute.jit
+def run_of(tensor: cute.Tensor, index: Int32, RUN: cutlass.Constexpr):
+    """One run as a list."""
+    got = tensor[index, None].load()
+    return [Float32(got[i]) for i in range(RUN)]
+
+
+@cute.jit
+def put_run(tensor: cute.Tensor, index: Int32, values: list):
+    """The reverse of :func:`run_of`."""
+    kept = cute.make_rmem_tensor(len(values), Float32)
+    for i in cutlass.range_constexpr(len(values)):
+        kept[i] = values[i]
+    tensor[index, None].store(kept.load())
+
+
+@cute.jit
+def fma(a: Float32, b: Float32, c: Float32):
+    """a b + c, rounded once."""
+    return Float32(math.fma(a.ir_value(), b.ir_value(), c.ir_value()))
+
+
+@cute.jit
+def sigmoid(x: Float32):
+    """1 / (1 + exp(-x)), within a few units in the last place."""
+    return unary(RCP, unary(EXP2, x * Float32(-LOG2E)) + Float32(1.0))
+
+
+@cute.jit
+def four(words: list):
+    """Four BF16 values of two words as FP32."""
+    return [low(words[0]), high(words[0]), low(words[1]), high(words[1])]
+
+
+@cute.jit
+def add_lanes(values: list, FIRST: cutlass.Constexpr, END: cutlass.Constexpr):
+    """Each value summed over the lanes that differ in the bits ``FIRST`` to below ``END``; the same bits in all."""
+    sums = list(values)
+    for step in cutlass.range_constexpr((END // FIRST).bit_length() - 1):
+        others = [arch.shuffle_sync_bfly(one, (END // 2) >> step) for one in sums]
+        sums = [one + other for one, other in zip(sums, others, strict=True)]
+    return sums
+
+
+@cute.jit
+def store_pair(address: Int64, words: list):
+    """Two words."""
+    arch.inline_ptx(STORE_2, read_only_args=[address, *words])
+
+
+@cute.jit
+def slot_of(slots: Int64, request: Int32, column: Int32, SPLIT: cutlass.Constexpr):
+    """Entry of the pools of a request's slot: column 0 is read, column 1 + t is written after token t; negative for padding.
+
+    Requests beyond the last have its slots.
+    """
+    at = cutlass.min(request, SPLIT.requests - 1) * SPLIT.slots + column
+    (word,) = read(load_text(1, True), slots + Int64(at) * 4, 1, [])
+    return Int32(word) - 1
+
+
+@cute.jit
+def slots_of_step(slots: Int64, first_request: Int32, step: Int32, SPLIT: cutlass.Constexpr):
+    """(entry read, entry written after its token) of a step of a block."""
+    request = first_request + step // SPLIT.tokens
+    return slot_of(slots, request, Int32(0), SPLIT), slot_of(slots, request, 1 + step % SPLIT.tokens, SPLIT)

@@ -1,0 +1,224 @@
+"""The CuTe DSL kernel of KDA: from projections and states to the gated, normalised output, in one launch."""
+
+from __future__ import annotations
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute import arch
+from cutlass.memory import SmemAllocator
+
+from ..cute_numbers import RSQRT, as_float, rounded, unary
+from ..cute_streaming import read
+from .cute_core import (
+    as_floats,
+    load_state,
+    push_squares,
+    squares_of_warp,
+    store_state,
+    sum_of_squares,
+    update,
+)
+from .cute_parts import STORE_HALF, floats, half, load_text, put_run, sigmoid, slot_of, slots_of_step
+from .cute_tokens import (
+    convolved,
+    gate_biases,
+    gate_inputs,
+    gate_weights,
+    history,
+    keep_window,
+    make_decay,
+    make_query_and_key,
+    taps_of,
+    window,
+)
+from .layout import DIM, MOST_STEPS, RANK
+
+
+@cute.jit
+def step(
+    at: list, rows: Int32, block: Int32, memory: cute.Pointer, BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """One block's steps. ``at`` are addresses, in the order of the kernel's parameters.
+
+    A request that reads no slot is padding: its states are neither read nor written, its outputs are zeros.
+    Nothing is written of rows from ``rows`` on, nor of a token without a slot, but its output. History that other
+    blocks read may be overwritten here (a cache is updated in place): so rows of it are written last, when all blocks of
+    the head have sent their sums, and so have read.
+    """
+    proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states = at
+    t, _, _ = arch.thread_idx()
+    lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
+    group, head, part = SPLIT.place(block)
+    first_row, first_request = group * SPLIT.steps, group * SPLIT.together
+    if cutlass.const_expr(RELEASE == "entry"):
+        arch.griddepcontrol_launch_dependents()
+
+    # all of what the step before this one, or nobody, wrote last: asked for before the dependency wait
+    read_slots = [slot_of(slots, first_request + r, Int32(0), SPLIT) for r in range(SPLIT.together)]
+    write_slots = [
+        slot_of(slots, first_request + s // SPLIT.tokens, Int32(1 + s % SPLIT.tokens), SPLIT) for s in range(SPLIT.steps)
+    ]
+    own = []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number = warp + turn * SPLIT.warps
+        own.append(slots_of_step(slots, first_request, number, SPLIT))
+    makes = []
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, run = SPLIT.value(t, turn)
+        makes.append((number, run, *slots_of_step(slots, first_request, number, SPLIT)))
+    weights = gate_weights(f_b, head, warp, lane, SPLIT)
+    biases = gate_biases(dt_bias, head, warp, lane, SPLIT)
+    (a_word,) = read(load_text(1, True), a_log + Int64(head) * 4, 1, [])
+    channel = head * DIM + lane * 4
+    queries = warp < SPLIT.steps
+    taps = taps_of(conv_q, channel, queries) + taps_of(conv_k, channel, queries)
+    value_channel = head * DIM + part * SPLIT.slice_rows + makes[0][1] * 4
+    value_taps = taps_of(conv_v, value_channel, makes[0][0] < SPLIT.steps)
+    norms = []
+    for turn in cutlass.range_constexpr(SPLIT.turns):
+        row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
+        norms += read(load_text(1, True), o_norm + Int64(row) * 4, 1, [])
+    old_queries, old_values = [], []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number = warp + turn * SPLIT.warps
+        on = (number < SPLIT.steps) & (first_row + number < rows) & (own[turn][0] >= 0)
+        token = number % SPLIT.tokens
+        old = history(conv_state, own[turn][0], channel, token, on, SPLIT)
+        old += history(conv_state, own[turn][0], SPLIT.width + channel, token, on, SPLIT)
+        old_queries.append((number, token, on, old))
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, run, slot, _ = makes[turn]
+        on = (number < SPLIT.steps) & (first_row + number < rows) & (slot >= 0)
+        token, column = number % SPLIT.tokens, 2 * SPLIT.width + value_channel
+        old_values.append((number, token, on, column, history(conv_state, slot, column, token, on, SPLIT)))
+    there = [(read_slots[r] >= 0) & (first_row + r * SPLIT.tokens < rows) for r in range(SPLIT.together)]
+    waiting = [load_state(state, read_slots[r], head, part, t, there[r], SPLIT) for r in range(SPLIT.depth)]
+    arrived = cute.recast_ptr((memory + SPLIT.barrier_at // 4).align(16), dtype=Int64)
+    if cutlass.const_expr(SPLIT.parts > 1):
+        if t == 0:
+            arch.mbarrier_init(arrived, 1)
+            arch.mbarrier_init_fence()
+            arch.mbarrier_arrive_and_expect_tx(arrived, SPLIT.expected_bytes)
+        arch.cluster_arrive_relaxed()
+    arch.griddepcontrol_wait()
+
+    live = Int32(0)
+    for s in cutlass.range_constexpr(SPLIT.steps):
+        live |= (Int32(1) << s) if there[s // SPLIT.tokens] & (first_row + s < rows) else Int32(0)
+    fa = gate_inputs(proj, first_row, lane, live, SPLIT)
+    windows_q, windows_k, betas, windows_v = [], [], [], []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number, token, on, old = old_queries[turn]
+        row, half_way = first_row + number, len(old) // 2
+        windows_q.append(window(old[:half_way], proj, row, channel, token, on, SPLIT))
+        windows_k.append(window(old[half_way:], proj, row, SPLIT.width + channel, token, on, SPLIT))
+        betas.append(half(proj + (Int64(row) * SPLIT.columns + 4 * SPLIT.width + RANK + head) * 2, on))
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, token, on, column, old = old_values[turn]
+        windows_v.append(window(old, proj, first_row + number, column, token, on, SPLIT))
+    mine = t % SPLIT.lanes
+    writes = (mine < SPLIT.steps) & (first_row + mine < rows)
+    shows = (live >> mine) & 1 != 0
+    gates = []
+    for turn in cutlass.range_constexpr(SPLIT.turns):
+        column = 3 * SPLIT.width + head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
+        gates.append(half(proj + (Int64(first_row + mine) * SPLIT.columns + column) * 2, shows))
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
+
+    vectors = floats(memory, 0, SPLIT.steps * 3 * DIM, 4)
+    values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 4)
+    scalars = floats(memory, SPLIT.scalars_at, 2 * MOST_STEPS, 2)
+    make_decay(weights, biases, a_word, fa, warp, lane, floats(memory, 0, SPLIT.steps * 3 * DIM, 1), BOUND, SPLIT)
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number = old_queries[turn][0]
+        if number < SPLIT.steps:
+            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars)
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, run, _, _ = makes[turn]
+        if number < SPLIT.steps:
+            put_run(values, number * SPLIT.slice_quads + run, convolved(windows_v[turn], value_taps))
+    arch.sync_threads()
+
+    outputs = []
+    flat_values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 1)
+    current = []
+    for s in cutlass.range_constexpr(SPLIT.steps):
+        r = s // SPLIT.tokens
+        if cutlass.const_expr(s % SPLIT.tokens == 0):
+            current = as_floats(waiting[r])
+            if cutlass.const_expr(r + SPLIT.depth < SPLIT.together):
+                n = r + SPLIT.depth
+                waiting.append(load_state(state, read_slots[n], head, part, t, there[n], SPLIT))
+        current, outs = update(current, vectors, flat_values, scalars, t, s, SPLIT)
+        outputs.append(outs)
+        if ((live >> s) & 1 != 0) & (write_slots[s] >= 0):
+            store_state(states, write_slots[s], head, part, t, current, SPLIT)
+
+    run = SPLIT.padded_steps // SPLIT.packets
+    sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
+    pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, 1)
+    squares_of_warp(outputs, sums, warp, lane, SPLIT)
+    arch.sync_threads()
+    chosen = cutlass.min(mine, SPLIT.steps - 1)
+    if cutlass.const_expr(SPLIT.parts > 1):
+        arch.cluster_wait()
+        push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+        arch.mbarrier_wait(arrived, 0)
+        total = sum_of_squares(cute.make_tensor(pushed.iterator, cute.make_layout(SPLIT.parts * SPLIT.padded_steps)), SPLIT.parts, chosen, SPLIT)
+    else:
+        flat = cute.make_tensor(sums.iterator, cute.make_layout(SPLIT.warps * SPLIT.padded_steps))
+        total = sum_of_squares(flat, SPLIT.warps, chosen, SPLIT)
+    scale = unary(RSQRT, total * Float32(1.0 / DIM) + Float32(EPS))
+    for turn in cutlass.range_constexpr(SPLIT.turns):
+        value = outputs[0][turn]
+        for s in cutlass.range_constexpr(1, SPLIT.steps):
+            value = outputs[s][turn] if mine == s else value
+        value = value * scale * as_float(norms[turn]) * sigmoid(gates[turn])
+        if writes:
+            column = head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
+            to_row = out + (Int64(first_row + mine) * SPLIT.width + column) * 2
+            arch.inline_ptx(STORE_HALF, read_only_args=[to_row, rounded(value, Float32(0.0))])
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        on, to = old_queries[turn][2], own[turn][1]
+        keep_window(conv_states, to, channel, windows_q[turn], on, True, part, SPLIT)
+        keep_window(conv_states, to, SPLIT.width + channel, windows_k[turn], on, True, part, SPLIT)
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        _, _, on, column, _ = old_values[turn]
+        keep_window(conv_states, makes[turn][3], column, windows_v[turn], on, False, part, SPLIT)
+
+
+@cute.kernel
+def k3_kda_cute_step(
+    proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
+    dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
+    conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """A cluster a head and group of requests: see :func:`step`."""
+    block, _, _ = arch.block_idx()
+    tensors = (
+        proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states,
+    )  # fmt: skip
+    memory = SmemAllocator().allocate_array(Int32, SPLIT.shared_bytes // 4, byte_alignment=16)
+    step([one.iterator.toint() for one in tensors], rows, block, memory, BOUND, EPS, RELEASE, SPLIT)
+
+
+k3_kda_cute_step.set_name_prefix("k3_kda_cute_step", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
+@cute.jit
+def launch_step(
+    proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
+    dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
+    conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    stream: cuda.CUstream,
+):  # fmt: skip
+    """Host side."""
+    k3_kda_cute_step(
+        proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states, rows,
+        BOUND, EPS, RELEASE, SPLIT,
+    ).launch(grid=[SPLIT.blocks, 1, 1], block=[SPLIT.threads, 1, 1], cluster=[SPLIT.parts, 1, 1], stream=stream)  # fmt: skip

@@ -1,0 +1,176 @@
+"""Who does what in the CuTe DSL kernel of KDA: index arithmetic for kernel, launch and tests.
+
+A block owns ``slice_rows`` value rows of one head's state, for the steps of one group of requests. A *step* is one token
+of one request; the steps of a group are neighbouring token rows. Every formula takes Python ints and traced ones alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DIM, RANK, TAPS = 128, 128, 4
+"""Head width, rank of the decay gate's projection, taps of the convolution: what the kernel is written for."""
+MOST_STEPS = 8
+"""Steps a block: the columns of one MMA of the gate projection."""
+GATE_TILES = DIM // 16
+"""Tiles of 16 gate rows a head."""
+VECTORS = 3
+"""Vectors a step that all rows of a state share: decay, key, query."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How one step of the model is shared out."""
+
+    heads: int
+    requests: int
+    """Compiled for."""
+    tokens: int
+    """New tokens a request."""
+    columns: int
+    """Of a row of the fused projection."""
+    parts: int
+    """Blocks a head: a cluster, each with its own value rows."""
+    together: int
+    """Requests a block takes one after the other."""
+    warps: int
+    lanes: int
+    """Lanes that share a row of the state."""
+    depth: int
+    """States of requests in flight before the first is used."""
+
+    @property
+    def threads(self) -> int:
+        """A block."""
+        return 32 * self.warps
+
+    @property
+    def steps(self) -> int:
+        """A block."""
+        return self.together * self.tokens
+
+    @property
+    def groups(self) -> int:
+        """Of requests."""
+        return -(-self.requests // self.together)
+
+    @property
+    def blocks(self) -> int:
+        """Of the grid."""
+        return self.groups * self.heads * self.parts
+
+    @property
+    def width(self) -> int:
+        """Columns of q, of k, of v and of g."""
+        return self.heads * DIM
+
+    @property
+    def slots(self) -> int:
+        """Slots a request: the one it reads, and one a token that it writes."""
+        return 1 + self.tokens
+
+    def place(self, block):
+        """(group of requests, head, part of the head)."""
+        return block // (self.heads * self.parts), block // self.parts % self.heads, block % self.parts
+
+    # -- the state
+    @property
+    def slice_rows(self) -> int:
+        """Value rows a block."""
+        return DIM // self.parts
+
+    @property
+    def turns(self) -> int:
+        """Rows a thread has a share of."""
+        return self.slice_rows * self.lanes // self.threads
+
+    @property
+    def quads(self) -> int:
+        """Runs of four neighbouring keys a thread has of each of its rows."""
+        return DIM // (4 * self.lanes)
+
+    @property
+    def state_words(self) -> int:
+        """Of one state, a thread."""
+        return 4 * self.turns * self.quads
+
+    def row(self, thread, turn):
+        """Value row of the block's slice."""
+        return thread // self.lanes + turn * (self.threads // self.lanes)
+
+    def quad(self, thread, index):
+        """Number of a run of four keys: neighbouring lanes have neighbouring runs."""
+        return index * self.lanes + thread % self.lanes
+
+    # -- what is made of a token's projections
+    @property
+    def query_turns(self) -> int:
+        """Steps a warp makes queries and keys of."""
+        return -(-self.steps // self.warps)
+
+    @property
+    def slice_quads(self) -> int:
+        """Runs of four values of the block's slice."""
+        return self.slice_rows // 4
+
+    @property
+    def value_turns(self) -> int:
+        """Runs of four values a thread makes."""
+        return -(-self.steps * self.slice_quads // self.threads)
+
+    def value(self, thread, turn):
+        """(step, run of four values): the last warps first, since the first ones make queries and keys."""
+        index = turn * self.threads + self.threads - 1 - thread
+        return index // self.slice_quads, index % self.slice_quads
+
+    @property
+    def gate_turns(self) -> int:
+        """Tiles of 16 gate rows a warp."""
+        return -(-GATE_TILES // self.warps)
+
+    # -- the norm's sums
+    @property
+    def padded_steps(self) -> int:
+        """Sums of a packet and its like: two, four, or twice four."""
+        return 2 if self.steps <= 2 else 4 if self.steps <= 4 else 8
+
+    @property
+    def packets(self) -> int:
+        """Packets a block sends each block of its cluster; one warp sends each."""
+        return -(-self.padded_steps // 4)
+
+    @property
+    def expected_bytes(self) -> int:
+        """What a block gets from its cluster, itself included."""
+        return self.parts * self.padded_steps * 4
+
+    # -- shared memory, in bytes from its start
+    @property
+    def values_at(self) -> int:
+        """Behind the vectors: values [steps][slice_rows]."""
+        return self.steps * VECTORS * DIM * 4
+
+    @property
+    def scalars_at(self) -> int:
+        """Beta and key . query of each step."""
+        return self.values_at + self.steps * self.slice_rows * 4
+
+    @property
+    def sums_at(self) -> int:
+        """Sums of squares [warps][padded_steps]."""
+        return self.scalars_at + 2 * MOST_STEPS * 4
+
+    @property
+    def pushed_at(self) -> int:
+        """Sums of squares of the cluster's blocks [parts][padded_steps]."""
+        return self.sums_at + self.warps * self.padded_steps * 4
+
+    @property
+    def barrier_at(self) -> int:
+        """One mbarrier."""
+        return -(-(self.pushed_at + self.parts * self.padded_steps * 4) // 16) * 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory a block."""
+        return self.barrier_at + 16
