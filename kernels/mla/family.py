@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..contract import Problem, Tensors, Tolerance, Traffic
+from ..contract import Engine, Problem, Tensors, Tolerance, Traffic
 from ..errors import InputError
 from ..model_card import ModelCard
 from ..twin_family import ITEM_BYTES, Draw, TwinFamily, in_fp32, norm_weight, rounding_tolerance
@@ -19,10 +20,15 @@ BLOCK_SIZE = 64
 CONTEXT = 1024
 """Most tokens a request has in the generated inputs; bytes are counted there."""
 CACHES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
-KINDS: dict[str, tuple[str, int]] = {
-    cache + ("" if tokens == 1 else f"_verify{tokens}"): (cache, tokens) for cache in CACHES for tokens in range(1, 9)
+LENGTHS = {"": CONTEXT, "_8k": 8192, "_128k": 131072}
+"""Part of a kind's name to the most tokens a request has before the step."""
+KINDS: dict[str, tuple[str, int, int]] = {
+    cache + length + ("" if tokens == 1 else f"_verify{tokens}"): (cache, tokens, LENGTHS[length])
+    for length in LENGTHS
+    for cache in CACHES
+    for tokens in (range(1, 9) if length == "" else (1, 8))
 }
-"""Kind to (cache format, new tokens a request)."""
+"""Kind to (cache format, new tokens a request, context)."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Mla(Problem):
     """One step of the MLA core on one rank's heads: norms, absorbed attention on a paged cache, gate."""
 
     kind: str
-    """``bf16`` or ``fp8`` cache, with ``_verify2`` to ``_verify8`` for more than one new token a request."""
+    """``bf16`` or ``fp8`` cache, then ``_8k`` or ``_128k`` where the context is so long, then ``_verify2`` to ``_verify8``
+    (at length 8 alone) for more than one new token a request."""
     heads: int
     """Heads of one rank."""
     q_lora: int
@@ -59,13 +66,28 @@ class Mla(Problem):
 
     @property
     def requests(self) -> int:
-        """Requests in the step."""
-        return self.rows // self.q_len
+        """Requests in the step; rows that are no multiple of a request's tokens end inside the last one."""
+        return -(-self.rows // self.q_len)
 
     @property
     def blocks_each(self) -> int:
         """Cache blocks of a request."""
         return -(-(self.context + self.q_len) // self.block_size)
+
+    @property
+    def columns(self) -> int:
+        """Of the input projection: q_a | latent | shared key | gate."""
+        return self.q_lora + self.kv_lora + self.rope + self.heads * self.v_dim
+
+    @property
+    def width(self) -> int:
+        """Of a cache row and of an absorbed query."""
+        return self.kv_lora + self.rope
+
+    @property
+    def fp8(self) -> bool:
+        """Whether cache and query are E4M3."""
+        return self.cache_dtype != "bfloat16"
 
 
 class MlaFamily(TwinFamily):
@@ -75,35 +97,44 @@ class MlaFamily(TwinFamily):
     title = "multi-head latent attention core, absorbed, paged cache, output gate"
     outputs = ("out",)
     rotated = (*WEIGHTS, "cache")
+    constant = ("k_scale",)
     mutated = ("cache",)
     problem_type = Mla
+    default_engine = "triton"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Cache formats, each with plain and verify steps."""
+        """Cache formats, each with plain and verify steps, at three contexts."""
         return tuple(KINDS)
 
     def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> Mla:
         """See :meth:`Family.problem`; ``kind`` defaults to ``bf16``; rows are a multiple of its tokens."""
         kind = kind or "bf16"
         self.check(card, tp, rows, kind)
-        tokens = KINDS[kind][1]
+        _, tokens, context = KINDS[kind]
         if rows % tokens:
             raise InputError(f"rows is {rows}; {kind} steps have a multiple of {tokens} rows")
         return Mla(
             tp, rows, kind, card.num_attention_heads // tp, card.q_lora_rank, card.kv_lora_rank,
             card.qk_nope_head_dim, card.qk_rope_head_dim, card.v_head_dim, card.mla_low_rank_norm_eps,
-            context=min(CONTEXT, card.max_position_embeddings - tokens),
+            context=min(context, card.max_position_embeddings - tokens),
         )  # fmt: skip
 
     def draws(self, problem: Problem) -> dict[str, Draw]:
-        """Scores of magnitude one, so that the softmax is neither flat nor a single token."""
+        """Scores of magnitude one, so that the softmax is neither flat nor a single token; an FP8 cache has its scale."""
         assert isinstance(problem, Mla)
         heads, lora, latent = problem.heads, problem.q_lora, problem.kv_lora
-        columns = lora + latent + problem.rope + heads * problem.v_dim
         blocks = problem.requests * problem.blocks_each
+        scale = {"k_scale": Draw((1,), std=0.1, mean=1.0, dtype="float32")} if problem.fp8 else {}
         return {
-            "proj": Draw((problem.rows, columns)),
+            "proj": Draw((problem.rows, problem.columns)),
             "q_a_norm": norm_weight(lora),
             "kv_a_norm": norm_weight(latent),
             "q_b": Draw((heads * (problem.nope + problem.rope), lora), std=lora**-0.5),
@@ -112,6 +143,7 @@ class MlaFamily(TwinFamily):
             "cache": Draw((blocks, problem.block_size, latent + problem.rope), dtype=problem.cache_dtype),
             "block_table": Draw((problem.requests, problem.blocks_each), dtype="int32", high=blocks),
             "context": Draw((problem.requests,), dtype="int32", low=1, high=problem.context + 1),
+            **scale,
         }
 
     def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
@@ -126,22 +158,47 @@ class MlaFamily(TwinFamily):
         inputs["context"][0] = problem.context
         return inputs
 
+    def row_axes(self, problem: Problem) -> dict[str, int]:
+        """The projection alone has token rows: table and contexts are a request's, and whole numbers."""
+        return {"proj": 0}
+
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """``out``: [rows, h * v]."""
         assert isinstance(problem, Mla)
         return {"out": ((problem.rows, problem.heads * problem.v_dim), "bfloat16")}
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """In FP32, rounded only where an FP8 cache rounds; the given cache is left as it is."""
+        """In FP32, rounded only where an FP8 cache rounds; the given cache is left as it is.
+
+        Rows that end inside a request are its first ones: no row sees one after it.
+        """
+        from torch.nn.functional import pad
+
         from .twin import MlaWeights, mla
 
         assert isinstance(problem, Mla)
         t = in_fp32(inputs)
+        missing = problem.requests * problem.q_len - problem.rows
         out = mla(
-            t["proj"], MlaWeights(**{name: t[name] for name in WEIGHTS}), t["cache"].clone(), t["block_table"],
-            t["context"], q_len=problem.q_len, eps=problem.eps, nope=problem.nope, rope=problem.rope,
+            pad(t["proj"], (0, 0, 0, missing)), MlaWeights(**{name: t[name] for name in WEIGHTS}), t["cache"].clone(),
+            t["block_table"], t["context"], q_len=problem.q_len, eps=problem.eps, nope=problem.nope, rope=problem.rope,
+            k_scale=float(t["k_scale"]) if problem.fp8 else 1.0,
         )  # fmt: skip
-        return {"out": out}
+        return {"out": out[: problem.rows]}
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
+        """PyTorch operators."""
+        from .chain import chain_call
+
+        assert isinstance(problem, Mla)
+        return chain_call(problem, tensors)
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """The same as a function."""
+        from .chain import chain
+
+        assert isinstance(problem, Mla)
+        return chain(problem)
 
     def flops(self, problem: Problem) -> int:
         """Query up-projection, both absorptions, and both products with every cached token."""

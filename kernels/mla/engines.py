@@ -1,0 +1,8 @@
+"""The engines of the family: one line each."""
+
+from __future__ import annotations
+
+from ..contract import Engine
+from .triton_engine import TritonEngine
+
+ENGINES: tuple[Engine, ...] = (TritonEngine(),)
