@@ -202,7 +202,7 @@ def predict(
     """Predict an engine's time on a GPU that need not be here; the model's error stands beside it."""
     from ..kernels.gpu_cards import gpu_card
     from ..tuning.compiling import compile_config
-    from ..tuning.predict import TERM_MEANINGS
+    from ..tuning.cost_model import OVERLAP, TERM_MEANINGS, constants_of
     from ..tuning.predict import predict as run_predict
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
@@ -211,6 +211,7 @@ def predict(
     compiled = compile_config(chosen.engine, chosen.problem, point, card.arch)
     prediction = run_predict(chosen.family, chosen.engine, chosen.problem, point, card, compiled)
     floor = chosen.family.traffic(chosen.problem).bytes / card.read_bandwidth * 1e6
+    sharpness = constants_of(chosen.family.name, chosen.engine.name)[0].sharpness
     data = {
         **chosen.to_json(), "config": dict(point), "gpu": card.name, "evidence": "predicted",
         "prediction": prediction.to_json(), "floor_us": round(floor, 3), "floor_bandwidth": card.read_bandwidth_source,
@@ -228,7 +229,7 @@ def predict(
             if value:
                 console.print(f"    {term:<12} {value:8.2f} us   {TERM_MEANINGS[term]}", markup=False)
         console.print(
-            "  time = launch + hand_over + rounds + spills + link + (memory^4 + l2^4 + scalar^4 + tile_loop^4)^(1/4): those overlap"
+            f"  {', '.join(OVERLAP)} overlap: of them (sum of t^{sharpness:.2f})^(1/{sharpness:.2f}) counts; the others add"
         )
         if prediction.uncalibrated:
             console.print(f"  never calibrated on {card.name}: {', '.join(prediction.uncalibrated)}", markup=False)

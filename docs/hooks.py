@@ -51,7 +51,7 @@ def policy() -> str:
 
 def terms() -> str:
     """Terms of the cost model."""
-    from k3lab.tuning.predict import TERM_MEANINGS
+    from k3lab.tuning.cost_model import TERM_MEANINGS
 
     return table(("term", "what it is"), [(f"`{name}`", text) for name, text in TERM_MEANINGS.items()])
 
@@ -60,11 +60,24 @@ def error() -> str:
     """The validations on record."""
     from k3lab.tuning.model_error import validations
 
-    rows = [
-        (f"`{key}`", ", ".join(one["problems"]), one["configs"], f"{one['median_error']:.1%}", f"{one['spearman']:.2f}", f"{one['regret']:.1%}")
-        for key, one in validations().items()
-    ]  # fmt: skip
-    return table(("family, engine, GPU", "problems", "configs", "median error", "rank correlation", "its pick is slower than the best by"), rows)
+    rows = []
+    for key, one in validations().items():
+        name = "an engine never calibrated, by the constants of the others" if key == "*" else f"`{key}`"
+        for label, what in ((name, one), ("bytes over bandwidth alone", one.get("bytes_alone")), ("of these, fair samples of a space", one.get("fair_samples"))):
+            if what:
+                lost = "-" if what["regret"] is None else f"{what['regret']:.1%} ({what['worst_regret']:.0%})"
+                rows.append((label, what["shapes"], what["configs"], f"{what['median_error']:.1%}", f"{what['spearman']:.2f}", f"{what['pooled_spearman']:.2f}", lost))
+    head = ("family, engine, GPU", "shapes", "configs", "median error", "rank correlation (mean of shapes)", "of all configs", "its pick is slower than the best by: median (worst)")
+    return table(head, rows)
+
+
+def constants() -> str:
+    """The fitted constants, engine by engine."""
+    from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, fitted
+
+    found = fitted()
+    rows = [(f"`{name}`", *(f"{getattr(one, name):.3g}" for one in found.values())) for name in (*FITTED, *NEVER_FITTED)]
+    return table(("constant", *("all engines together" if name == "*" else f"`{name}`" for name in found)), rows)
 
 
 def cards() -> str:
@@ -126,7 +139,7 @@ def commands() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "engines": engines, "policy": policy, "terms": terms, "error": error, "cards": cards, "results": results, "commands": commands,
+    "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "cards": cards, "results": results, "commands": commands,
 }  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""How far the cost model is off: its predictions against recorded measurements it was not fitted to.
+"""How far the cost model is off: its predictions against recorded measurements that its fit left out.
 
-``python -m k3lab.tuning.validate RECORDING...`` prints the table that :mod:`k3lab.tuning.model_error`
-reads from ``data/model_error.json``; ``--write`` replaces that file. A test holds the file against the
-recordings under results/.
+``python -m k3lab.tuning.validate RECORDING...`` prints the table that :mod:`k3lab.tuning.model_error` reads from
+``data/model_error.json``; ``--write`` replaces that file. A test holds the file against the recordings under results/.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..kernels import InputError, family
-from ..kernels.gpu_cards import gpu_card
+from ..kernels import InputError
 from ..kernels.whole_file import write_whole
-from .cubin import KernelResources
+from .calibrate import features_of, fit, left_out
+from .cost_model import POOLED, Constants, constants_of, terms, total
+from .measurements import Measured, measured
 from .model_error import DATA
-from .predict import FITTED_ON, predict
-from .record import read
+
+LEAST = 5
+"""Configs of a shape from which a rank correlation is asked for."""
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -52,69 +53,81 @@ def regret(both: Sequence[tuple[float, float]]) -> float:
     return max(truth for guess, truth in both if guess == lowest) / min(truth for _, truth in both) - 1
 
 
-def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """(predicted, measured) microseconds of every config that was measured, predicted from its recorded resources."""
-    identity = recording["identity"]
-    if identity["objective"] != "measured":
-        raise InputError(
-            f"a recording of {identity['objective']} values cannot judge the cost model; it takes measured ones"
-        )
-    owner = family(identity["family"])
-    engine, problem = owner.engine(identity["engine"]), owner.problem_from_json(identity["problem"])
-    gpu = gpu_card(identity["gpu"])
-    found = []
-    for trial in recording["configs"]:
-        if trial["status"] != "ok":
-            continue
-        resources = [KernelResources(**kernel) for kernel in trial["resources"]]
-        guess = predict(owner, engine, problem, trial["config"], gpu, None, found=resources, alone=True)
-        found.append((guess.microseconds, trial["value"]))
-    return found
+def guess_us(one: Measured, constants: Constants | None = None) -> float:
+    """What the model says of a measured config, from its recorded resources; it never sees its time."""
+    used = constants or constants_of(one.family, one.engine)[0]
+    return float(total(terms(features_of(one), used), used))
 
 
-def validate(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """``family/engine/GPU`` to its figures, over recordings of problems the model was not fitted to.
+def bytes_us(one: Measured) -> float:
+    """What bytes over bandwidth alone say: the same for every config of a shape."""
+    return features_of(one).memory_us
 
-    ``median_error`` is the median of ``|predicted - measured| / measured``, ``spearman`` the mean rank
-    correlation of the recordings, ``regret`` the largest loss from taking the predicted winner.
+
+def figures(configs: Sequence[Measured], guess: Callable[[Measured], float]) -> dict[str, Any]:
+    """How far predictions are off.
+
+    Returns:
+        ``median_error``, the median of ``|predicted - measured| / measured``; over shapes of at least :data:`LEAST` configs
+        the mean rank correlation ``spearman`` and the median and largest loss from taking the predicted winner,
+        ``regret`` and ``worst_regret``; ``pooled_spearman`` over all; counts.
     """
-    groups: dict[str, dict[str, Any]] = {}
-    for recording in recordings:
-        identity = recording["identity"]
-        owner = family(identity["family"])
-        label = owner.problem_from_json(identity["problem"]).label
-        if identity["family"] == "attention_projection" and label in FITTED_ON:
-            continue
-        key = f"{identity['family']}/{identity['engine']}/{gpu_card(identity['gpu']).name}"
-        group = groups.setdefault(
-            key, {"gpu": gpu_card(identity["gpu"]).name, "errors": [], "rank": [], "regret": [], "on": []}
-        )
-        both = pairs(recording)
-        if len(both) < 5:
-            continue
-        group["errors"] += [abs(guess - truth) / truth for guess, truth in both]
-        group["rank"].append(spearman([guess for guess, _ in both], [truth for _, truth in both]))
-        group["regret"].append(regret(both))
-        group["on"].append(label)
+    both = [(guess(one), one.us) for one in configs]
+    shapes: dict[Any, list[tuple[float, float]]] = {}
+    for one, pair in zip(configs, both, strict=True):
+        shapes.setdefault(one.shape, []).append(pair)
+    full = [pairs for pairs in shapes.values() if len(pairs) >= LEAST]
+    lost = [regret(pairs) for pairs in full]
     return {
-        key: {
-            "gpu": group["gpu"],
-            "configs": len(group["errors"]),
-            "problems": sorted(group["on"]),
-            "median_error": round(statistics.median(group["errors"]), 4),
-            "spearman": round(statistics.mean(group["rank"]), 4),
-            "regret": round(max(group["regret"]), 4),
-        }
-        for key, group in sorted(groups.items())
-        if group["errors"]
+        "configs": len(configs),
+        "shapes": len(shapes),
+        "median_error": round(statistics.median(abs(us - truth) / truth for us, truth in both), 4),
+        "spearman": round(statistics.mean(spearman(*zip(*pairs, strict=True)) for pairs in full), 4) if full else 0.0,
+        "pooled_spearman": round(spearman([us for us, _ in both], [truth for _, truth in both]), 4),
+        "regret": round(statistics.median(lost), 4) if lost else None,
+        "worst_regret": round(max(lost), 4) if lost else None,
     }
+
+
+def validate(configs: Sequence[Measured]) -> dict[str, Any]:
+    """Figures over the configs that :func:`k3lab.tuning.calibrate.left_out` keeps from the fit.
+
+    Returns:
+        ``family/engine/GPU`` to its :func:`figures`; ``family/*/GPU`` to those of all its engines together, with those of
+        bytes over bandwidth alone (``bytes_alone``) and of the recorded spaces among them (``fair_samples``); and under
+        ``*`` what an engine may expect that was never calibrated: each one's figures by constants of all others.
+    """
+    out = left_out(configs)
+    held = [one for one, away in zip(configs, out, strict=True) if away]
+    kept = [one for one, away in zip(configs, out, strict=True) if not away]
+    found: dict[str, Any] = {}
+    for key in sorted({(one.family, name, one.gpu) for one in held for name in (one.engine, "*")}):
+        own = [one for one in held if (one.family, one.gpu) == (key[0], key[2]) and key[1] in ("*", one.engine)]
+        entry = {"gpu": key[2], **figures(own, guess_us)}
+        if key[1] == "*":
+            entry["bytes_alone"] = figures(own, bytes_us)
+            if fair := [one for one in own if one.fair]:
+                entry["fair_samples"] = figures(fair, guess_us)
+        found["/".join(key)] = entry
+    blind = {}
+    for name in sorted({(one.family, one.engine) for one in kept}):
+        others = [one for one in kept if (one.family, one.engine) != name]
+        if others:
+            constants = fit(others)
+            blind[name] = [(one, guess_us(one, constants)) for one in held if (one.family, one.engine) == name]
+    all_blind = [pair for pairs in blind.values() for pair in pairs]
+    if all_blind:
+        gpus = sorted({one.gpu for one, _ in all_blind})
+        guesses = {id(one): us for one, us in all_blind}
+        found[POOLED] = {"gpu": ", ".join(gpus), **figures([one for one, _ in all_blind], lambda one: guesses[id(one)])}
+    return found
 
 
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
     paths = [Path(arg) for arg in argv if arg != "--write"]
     try:
-        text = json.dumps(validate(read(path) for path in paths), indent=1, sort_keys=True) + "\n"
+        text = json.dumps(validate(list(measured(sorted(paths)))), indent=1, sort_keys=True) + "\n"
     except InputError as error:
         print(f"k3lab: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,158 @@
+"""The cost model's constants: fitted blind, judged on what was left out, better than bytes over bandwidth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+from k3lab.kernels import InputError, family
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.tuning import calibrate, cost_model, measurements, validate
+from k3lab.tuning.calibrate import features_of, fit, left_out, shapes_key
+from k3lab.tuning.cost_features import features
+from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, OVERLAP, TERM_MEANINGS, Constants, fitted, terms, total
+from k3lab.tuning.measurements import Measured, measured
+from k3lab.tuning.model_error import DATA as ERRORS
+
+RECORDINGS = sorted((Path(__file__).parents[2] / "results").glob("h200/*.json.gz"))
+
+
+@pytest.fixture(scope="module")
+def configs() -> list[Measured]:
+    return list(measured(RECORDINGS))
+
+
+def test_what_validation_judges_no_fit_has_seen(configs: list[Measured]) -> None:
+    out = left_out(configs)
+    kept = [one for one, away in zip(configs, out, strict=True) if not away]
+    assert kept and all(one.problem["rows"] != 16 and not one.fair for one in kept)
+    shapes = {shapes_key(one) for one in configs}
+    missing = shapes - {shapes_key(one) for one in kept}
+    assert {json.loads(key)["outputs"] for key in missing} == {3648}  # the middle one of six
+    said = json.loads(cost_model.DATA.read_text())
+    assert (said["fitted_to"], said["left_out"]) == (len(kept), sum(out))
+    assert said["recordings"] == [path.name for path in RECORDINGS]
+
+
+def test_the_constants_are_those_that_the_recordings_give(configs: list[Measured]) -> None:
+    own = [
+        one
+        for one, away in zip(configs, left_out(configs), strict=True)
+        if not away and (one.family, one.engine) == ("attention_projection", "cute_skinny")
+    ]
+    again, there = fit(own), fitted()["attention_projection/cute_skinny"]
+    for one in own[::40]:
+        seen = features_of(one)
+        assert total(terms(seen, again), again) == pytest.approx(total(terms(seen, there), there), rel=5e-3)
+
+
+def test_the_stated_error_is_that_of_the_recordings(configs: list[Measured]) -> None:
+    said = json.loads(ERRORS.read_text())
+    held = [one for one, away in zip(configs, left_out(configs), strict=True) if away]
+    for key, entry in said.items():
+        if key == "*":
+            continue
+        _, engine, gpu = key.split("/")
+        own = [one for one in held if one.gpu == gpu and engine in ("*", one.engine)]
+        assert {name: entry[name] for name in validate.figures(own, validate.guess_us)} == validate.figures(
+            own, validate.guess_us
+        )
+    assert said["attention_projection/*/H200"]["bytes_alone"] == validate.figures(held, validate.bytes_us)
+
+
+def test_the_bars_hold_on_what_was_left_out() -> None:
+    for key, entry in json.loads(ERRORS.read_text()).items():
+        if key.split("/")[1:2] != ["*"]:
+            continue
+        assert entry["spearman"] >= 0.85, key
+        assert entry["regret"] <= 0.05, key
+        assert entry["median_error"] <= 0.15, key
+        alone = entry["bytes_alone"]
+        assert entry["median_error"] < alone["median_error"] / 2 and entry["pooled_spearman"] > alone["pooled_spearman"]
+
+
+def test_a_config_that_was_measured_is_predicted_as_blindly_as_any(configs: list[Measured]) -> None:
+    """No look-up: what the file says of its time changes nothing of its prediction."""
+    for one in configs[::200]:
+        changed = dataclasses.replace(one, us=7 * one.us)
+        assert validate.guess_us(changed) == validate.guess_us(one)
+
+
+def spread(truth: Constants, engine: str, rows: tuple[int, ...]) -> list[Measured]:
+    """Made-up measurements: times by constants that a fit does not know, a percent of noise on them."""
+    rng = random.Random(3)
+    found = []
+    for one in [one for one in measured(RECORDINGS) if one.engine == engine and one.problem["rows"] in rows][::2]:
+        us = float(total(terms(features_of(one), truth), truth)) * rng.gauss(1, 0.01)
+        found.append(dataclasses.replace(one, us=us, fair=False))
+    return found
+
+
+def test_a_fit_finds_constants_that_predict_what_it_has_not_seen() -> None:
+    truth = dataclasses.replace(
+        Constants(), launch_us=4.0, latency_ns=900.0, tile_us=0.3, step_us=2.5, l2_ratio=1.5, code_us=1.0
+    )
+    found = fit(spread(truth, "triton", (1, 5, 7)), steps=600)
+    held = spread(truth, "triton", (64,))
+    assert len(held) >= 60
+    start = validate.figures(held, lambda one: validate.guess_us(one, Constants()))
+    end = validate.figures(held, lambda one: validate.guess_us(one, found))
+    assert end["median_error"] < 0.03 < start["median_error"]
+    assert end["pooled_spearman"] > 0.97
+
+
+def test_each_term_answers_to_what_it_is_named_after(configs: list[Measured]) -> None:
+    one = next(one for one in configs if one.engine == "triton")
+    base = dataclasses.replace(features_of(one), spills=3.0, link_us=1.0, link_hops=1.0, clustered=1.0, scalar_us=1.0, rounds=2.0, dependent_steps=1.0)  # fmt: skip
+    c = Constants()
+    whole = total(terms(base, c), c)
+    assert set(terms(base, c)) == set(TERM_MEANINGS) and set(OVERLAP) < set(TERM_MEANINGS)
+    slower = {name for name in (*FITTED, *NEVER_FITTED) if name not in ("efficiency", "sm_share", "l2_ratio", "scalar_rate", "sharpness", "link_share")}  # fmt: skip
+    for name in slower:
+        more = dataclasses.replace(c, **{name: 2 * getattr(c, name)})
+        assert total(terms(base, more), more) > whole, name
+    starved = dataclasses.replace(base, in_flight=base.in_flight / 4)
+    assert terms(starved, c)["memory"] > 1.2 * terms(base, c)["memory"]
+    uneven = dataclasses.replace(base, tail=2.0)
+    assert terms(uneven, c)["memory"] > terms(dataclasses.replace(base, tail=1.0), c)["memory"]
+
+
+def test_what_the_cubin_holds_reaches_the_prediction(configs: list[Measured]) -> None:
+    """Registers and shared memory by how many blocks fit, spills and the mix of instructions by themselves."""
+    one = next(one for one in configs if one.engine == "triton" and one.resources[0].blocks > 400)
+    owner = family(one.family)
+    problem = owner.problem_from_json(one.problem)
+    work, traffic, gpu = (
+        owner.engine(one.engine).work(problem, one.config),
+        owner.traffic(problem),
+        gpu_card(one.gpu),
+    )
+
+    def us(**change: object) -> float:
+        seen = features([dataclasses.replace(one.resources[0], **change)], work, traffic, gpu)
+        return float(total(terms(seen, Constants()), Constants()))
+
+    plain = us()
+    assert us(registers=255, threads=256) > us(threads=256)
+    assert us(dynamic_shared_bytes=200 * 1024) > plain
+    assert us(spill_instructions=50) == pytest.approx(plain + 50 * Constants().spill_us)
+    assert us(instructions={"HMMA": 4000}) > us(instructions={"HMMA": 400})
+    with pytest.raises(ValueError, match="does not fit"):
+        us(dynamic_shared_bytes=300 * 1024)
+
+
+def test_files_of_trials_are_read_and_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither a recording nor"):
+        measurements.load(RECORDINGS[0].parent / "demo.json")
+    odd = tmp_path / "odd.json.gz"
+    measurements.write(odd, {"format": "k3lab-trials", "schema": 9})
+    with pytest.raises(InputError, match="schema 9"):
+        measurements.load(odd)
+    measurements.write(odd, {"format": "k3lab-trials", "schema": 1, "evidence": "predicted"})
+    with pytest.raises(InputError, match="takes measured ones"):
+        list(measured([odd]))
+    with pytest.raises(InputError, match="nothing is left to fit to"):
+        calibrate.calibrate([one for one in measured(RECORDINGS) if one.problem["rows"] == 16])
