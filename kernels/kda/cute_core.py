@@ -8,7 +8,7 @@ from cutlass.cute import arch
 
 from ..cute_numbers import as_float, as_word
 from ..cute_streaming import EVICT_FIRST, read
-from .cute_parts import STORE_4, add_lanes, fma, load_text, put_run, run_of
+from .cute_parts import STORE_4, add_lanes, floats, fma, load_text, put_run, run_of, sigmoid
 from .layout import DIM
 
 
@@ -123,11 +123,12 @@ def word_of(value: Float32):
 
 
 @cute.jit
-def sum_of_squares(sums: cute.Tensor, COUNT: cutlass.Constexpr, step: Int32, SPLIT: cutlass.Constexpr):
+def sum_of_squares(sums: cute.Pointer, COUNT: cutlass.Constexpr, step: Int32, SPLIT: cutlass.Constexpr):
     """A step's sum over the warps, or over the blocks of the cluster: ascending."""
-    total = sums[step]
+    flat = cute.make_tensor(sums, cute.make_layout(COUNT * SPLIT.padded_steps))
+    total = flat[step]
     for other in cutlass.range_constexpr(1, COUNT):
-        total += sums[other * SPLIT.padded_steps + step]
+        total += flat[other * SPLIT.padded_steps + step]
     return total
 
 
@@ -135,3 +136,27 @@ def sum_of_squares(sums: cute.Tensor, COUNT: cutlass.Constexpr, step: Int32, SPL
 def as_floats(words: list):
     """FP32 numbers of words."""
     return [as_float(word) for word in words]
+
+
+@cute.jit
+def norm_sums(
+    outputs: list, norms: list, gates: list, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32,
+    lane: Int32, SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """(sum of squares over the head of the step that the lane writes, factors of its rows: norm weight times gate)."""
+    run = SPLIT.padded_steps // SPLIT.packets
+    sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
+    pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, run)
+    squares_of_warp(outputs, sums, warp, lane, SPLIT)
+    arch.sync_threads()
+    if cutlass.const_expr(SPLIT.parts > 1):
+        arch.cluster_wait()
+        push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+    factors = [as_float(norms[turn]) * sigmoid(gates[turn]) for turn in range(SPLIT.turns)]
+    step = cutlass.min(lane % SPLIT.lanes, SPLIT.steps - 1)
+    if cutlass.const_expr(SPLIT.parts > 1):
+        arch.mbarrier_wait(arrived, 0)
+        total = sum_of_squares(pushed.iterator, SPLIT.parts, step, SPLIT)
+    else:
+        total = sum_of_squares(sums.iterator, SPLIT.warps, step, SPLIT)
+    return total, factors

@@ -22,7 +22,7 @@ TENSORS = (
 )  # fmt: skip
 INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
 """What the order of any sum depends on, pinned for batch-invariant results."""
-RESERVED_REGISTERS = 40
+RESERVED_REGISTERS = 12
 """Addresses, slots and the allocator's slack, beside operands and states."""
 
 
@@ -41,11 +41,10 @@ def split_of(problem: Kda, config: Config) -> Split:
 
 
 def registers(split: Split) -> int:
-    """A thread's: states in flight and the one at work, gate rows, taps, raw rows, outputs, and the rest."""
-    states = split.state_words * min(split.depth + 1, split.together)
-    before = 32 * split.gate_turns + 48 + 16 * split.query_turns + 8 * split.value_turns + 16
-    during = split.state_words + 12 * split.quads
-    return states + max(before, during) + split.steps * split.turns + RESERVED_REGISTERS
+    """A thread's: at the dependency wait states in flight, gate rows and raw rows; later states, vectors of a step, outputs."""
+    waiting = split.depth * split.state_words + 32 * split.gate_turns + 16 * split.query_turns + 8 * split.value_turns + 28
+    at_work = min(split.depth + 1, split.together) * split.state_words + split.state_words + 12 * split.quads
+    return max(waiting, at_work) + split.steps * (split.turns + 1) + RESERVED_REGISTERS
 
 
 def register_limit(split: Split, gpu: GpuCard) -> int:

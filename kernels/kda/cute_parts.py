@@ -108,18 +108,13 @@ def store_pair(address: Int64, words: list):
 
 
 @cute.jit
-def slot_of(slots: Int64, request: Int32, column: Int32, SPLIT: cutlass.Constexpr):
+def slot_of(
+    slots: Int64, request: Int32, column: Int32, EARLY: cutlass.Constexpr, SPLIT: cutlass.Constexpr
+):  # fmt: skip
     """Entry of the pools of a request's slot: column 0 is read, column 1 + t is written after token t; negative for padding.
 
     Requests beyond the last have its slots.
     """
     at = cutlass.min(request, SPLIT.requests - 1) * SPLIT.slots + column
-    (word,) = read(load_text(1, True), slots + Int64(at) * 4, 1, [])
+    (word,) = read(load_text(1, EARLY), slots + Int64(at) * 4, 1, [])
     return Int32(word) - 1
-
-
-@cute.jit
-def slots_of_step(slots: Int64, first_request: Int32, step: Int32, SPLIT: cutlass.Constexpr):
-    """(entry read, entry written after its token) of a step of a block."""
-    request = first_request + step // SPLIT.tokens
-    return slot_of(slots, request, Int32(0), SPLIT), slot_of(slots, request, 1 + step % SPLIT.tokens, SPLIT)

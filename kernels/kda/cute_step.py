@@ -13,15 +13,14 @@ from ..cute_streaming import read
 from .cute_core import (
     as_floats,
     load_state,
-    push_squares,
-    squares_of_warp,
+    norm_sums,
     store_state,
-    sum_of_squares,
     update,
 )
-from .cute_parts import STORE_HALF, floats, half, load_text, put_run, sigmoid, slot_of, slots_of_step
+from .cute_parts import STORE_HALF, floats, half, load_text, put_run, slot_of
 from .cute_tokens import (
     convolved,
+    copy_taps,
     gate_biases,
     gate_inputs,
     gate_weights,
@@ -32,7 +31,7 @@ from .cute_tokens import (
     taps_of,
     window,
 )
-from .layout import DIM, MOST_STEPS, RANK
+from .layout import DIM, MOST_STEPS, RANK, TAPS
 
 
 @cute.jit
@@ -56,40 +55,35 @@ def step(
         arch.griddepcontrol_launch_dependents()
 
     # all of what the step before this one, or nobody, wrote last: asked for before the dependency wait
-    read_slots = [slot_of(slots, first_request + r, Int32(0), SPLIT) for r in range(SPLIT.together)]
-    write_slots = [
-        slot_of(slots, first_request + s // SPLIT.tokens, Int32(1 + s % SPLIT.tokens), SPLIT) for s in range(SPLIT.steps)
-    ]
+    read_slots = [slot_of(slots, first_request + r, Int32(0), True, SPLIT) for r in range(SPLIT.together)]
     own = []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number = warp + turn * SPLIT.warps
-        own.append(slots_of_step(slots, first_request, number, SPLIT))
+        number = SPLIT.query(warp, turn)
+        own.append(slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT))
     makes = []
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, run = SPLIT.value(t, turn)
-        makes.append((number, run, *slots_of_step(slots, first_request, number, SPLIT)))
+        makes.append((number, run, slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT)))
     weights = gate_weights(f_b, head, warp, lane, SPLIT)
     biases = gate_biases(dt_bias, head, warp, lane, SPLIT)
     (a_word,) = read(load_text(1, True), a_log + Int64(head) * 4, 1, [])
     channel = head * DIM + lane * 4
-    queries = warp < SPLIT.steps
-    taps = taps_of(conv_q, channel, queries) + taps_of(conv_k, channel, queries)
+    copy_taps([conv_q, conv_k, conv_v], head, part, t, memory, SPLIT)
     value_channel = head * DIM + part * SPLIT.slice_rows + makes[0][1] * 4
-    value_taps = taps_of(conv_v, value_channel, makes[0][0] < SPLIT.steps)
     norms = []
     for turn in cutlass.range_constexpr(SPLIT.turns):
         row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
         norms += read(load_text(1, True), o_norm + Int64(row) * 4, 1, [])
     old_queries, old_values = [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number = warp + turn * SPLIT.warps
-        on = (number < SPLIT.steps) & (first_row + number < rows) & (own[turn][0] >= 0)
+        number = SPLIT.query(warp, turn)
+        on = (number < SPLIT.steps) & (first_row + number < rows) & (own[turn] >= 0)
         token = number % SPLIT.tokens
-        old = history(conv_state, own[turn][0], channel, token, on, SPLIT)
-        old += history(conv_state, own[turn][0], SPLIT.width + channel, token, on, SPLIT)
+        old = history(conv_state, own[turn], channel, token, on, SPLIT)
+        old += history(conv_state, own[turn], SPLIT.width + channel, token, on, SPLIT)
         old_queries.append((number, token, on, old))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, run, slot, _ = makes[turn]
+        number, run, slot = makes[turn]
         on = (number < SPLIT.steps) & (first_row + number < rows) & (slot >= 0)
         token, column = number % SPLIT.tokens, 2 * SPLIT.width + value_channel
         old_values.append((number, token, on, column, history(conv_state, slot, column, token, on, SPLIT)))
@@ -131,15 +125,34 @@ def step(
     vectors = floats(memory, 0, SPLIT.steps * 3 * DIM, 4)
     values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 4)
     scalars = floats(memory, SPLIT.scalars_at, 2 * MOST_STEPS, 2)
+    taps = floats(memory, SPLIT.taps_at, SPLIT.channels * TAPS, TAPS)
     make_decay(weights, biases, a_word, fa, warp, lane, floats(memory, 0, SPLIT.steps * 3 * DIM, 1), BOUND, SPLIT)
+    arch.cp_async_commit_group()
+    arch.cp_async_wait_group(0)
+    arch.sync_threads()
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number = old_queries[turn][0]
         if number < SPLIT.steps:
-            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars)
+            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars, SPLIT)
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, run, _, _ = makes[turn]
+        number, run, _ = makes[turn]
         if number < SPLIT.steps:
-            put_run(values, number * SPLIT.slice_quads + run, convolved(windows_v[turn], value_taps))
+            put_run(values, number * SPLIT.slice_quads + run, convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * 4, SPLIT)))
+    # of no use before, and registers are free only now
+    write_slots = [
+        slot_of(slots, first_request + s // SPLIT.tokens, Int32(1 + s % SPLIT.tokens), False, SPLIT)
+        for s in range(SPLIT.steps)
+    ]
+    windows = []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number, token, on, _ = old_queries[turn]
+        to = slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, False, SPLIT)
+        windows.append((to, channel, windows_q[turn], on, True))
+        windows.append((to, SPLIT.width + channel, windows_k[turn], on, True))
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, token, on, column, _ = old_values[turn]
+        to = slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, False, SPLIT)
+        windows.append((to, column, windows_v[turn], on, False))
     arch.sync_threads()
 
     outputs = []
@@ -157,37 +170,19 @@ def step(
         if ((live >> s) & 1 != 0) & (write_slots[s] >= 0):
             store_state(states, write_slots[s], head, part, t, current, SPLIT)
 
-    run = SPLIT.padded_steps // SPLIT.packets
-    sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
-    pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, 1)
-    squares_of_warp(outputs, sums, warp, lane, SPLIT)
-    arch.sync_threads()
-    chosen = cutlass.min(mine, SPLIT.steps - 1)
-    if cutlass.const_expr(SPLIT.parts > 1):
-        arch.cluster_wait()
-        push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
-        arch.mbarrier_wait(arrived, 0)
-        total = sum_of_squares(cute.make_tensor(pushed.iterator, cute.make_layout(SPLIT.parts * SPLIT.padded_steps)), SPLIT.parts, chosen, SPLIT)
-    else:
-        flat = cute.make_tensor(sums.iterator, cute.make_layout(SPLIT.warps * SPLIT.padded_steps))
-        total = sum_of_squares(flat, SPLIT.warps, chosen, SPLIT)
+    total, factors = norm_sums(outputs, norms, gates, memory, arrived, part, warp, lane, SPLIT)
     scale = unary(RSQRT, total * Float32(1.0 / DIM) + Float32(EPS))
     for turn in cutlass.range_constexpr(SPLIT.turns):
         value = outputs[0][turn]
         for s in cutlass.range_constexpr(1, SPLIT.steps):
             value = outputs[s][turn] if mine == s else value
-        value = value * scale * as_float(norms[turn]) * sigmoid(gates[turn])
+        value = value * scale * factors[turn]
         if writes:
             column = head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
             to_row = out + (Int64(first_row + mine) * SPLIT.width + column) * 2
             arch.inline_ptx(STORE_HALF, read_only_args=[to_row, rounded(value, Float32(0.0))])
-    for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        on, to = old_queries[turn][2], own[turn][1]
-        keep_window(conv_states, to, channel, windows_q[turn], on, True, part, SPLIT)
-        keep_window(conv_states, to, SPLIT.width + channel, windows_k[turn], on, True, part, SPLIT)
-    for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        _, _, on, column, _ = old_values[turn]
-        keep_window(conv_states, makes[turn][3], column, windows_v[turn], on, False, part, SPLIT)
+    for to, column, words, on, shared in windows:
+        keep_window(conv_states, to, column, words, on, shared, part, SPLIT)
 
 
 @cute.kernel

@@ -12,19 +12,35 @@ from cutlass.cute import arch
 
 from ..cute_numbers import EXP2, LOG2E, RSQRT, as_float, low, rounded, sum_lanes, unary
 from ..cute_streaming import MMA, read
-from .cute_parts import fma, four, load_text, maybe, put_run, sigmoid, store_pair
+from .cute_parts import fma, four, load_text, maybe, put_run, run_of, sigmoid, store_pair
 from .layout import DIM, GATE_TILES, RANK, TAPS
 
 L2_EPS = 1e-6
+COPY = "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;"
 
 
 @cute.jit
-def taps_of(conv: Int64, channel: Int32, on: cutlass.Boolean):
-    """Taps of four neighbouring channels, FP32 words, four a channel."""
-    words = []
+def copy_taps(convs: list, head: Int32, part: Int32, t: Int32, memory: cute.Pointer, SPLIT: cutlass.Constexpr):
+    """Taps of the block's channels on their way to shared memory: no register waits for them."""
+    for turn in cutlass.range_constexpr(SPLIT.tap_turns):
+        number = turn * SPLIT.threads + t
+        for kind in cutlass.range_constexpr(3):
+            begin, end = kind * DIM, SPLIT.channels if kind == 2 else (kind + 1) * DIM
+            # most turns are of one kind
+            if cutlass.const_expr(turn * SPLIT.threads < end and (turn + 1) * SPLIT.threads > begin):
+                if (number >= begin) & (number < end):
+                    first = head * DIM + (part * SPLIT.slice_rows if kind == 2 else 0) - begin
+                    to = (memory + (SPLIT.taps_at // 4 + SPLIT.tap_place(number) * TAPS)).toint()
+                    arch.inline_ptx(COPY, read_only_args=[to, convs[kind] + Int64(first + number) * (4 * TAPS)])
+
+
+@cute.jit
+def taps_of(taps: cute.Tensor, first: Int32, SPLIT: cutlass.Constexpr):
+    """Of four neighbouring channels of a block's, four a channel; ``first``: queries from 0 on, keys from 128, values from 256."""
+    found = []
     for i in cutlass.range_constexpr(4):
-        words += maybe(conv + (Int64(channel) + i) * (TAPS * 4), 4, on, True)
-    return words
+        found += run_of(taps, SPLIT.tap_place(first + i), TAPS)
+    return found
 
 
 @cute.jit
@@ -59,17 +75,11 @@ def convolved(words: list, taps: list):
     rows = [four(words[2 * j : 2 * j + 2]) for j in range(TAPS)]
     made = []
     for i in cutlass.range_constexpr(4):
-        value = rows[0][i] * as_tap(taps, i, 0)
+        value = rows[0][i] * taps[i * TAPS]
         for j in cutlass.range_constexpr(1, TAPS):
-            value = fma(rows[j][i], as_tap(taps, i, j), value)
+            value = fma(rows[j][i], taps[i * TAPS + j], value)
         made.append(value * sigmoid(value))
     return made
-
-
-@cute.jit
-def as_tap(taps: list, channel: cutlass.Constexpr, j: cutlass.Constexpr):
-    """One tap as FP32."""
-    return as_float(taps[channel * TAPS + j])
 
 
 @cute.jit
@@ -90,11 +100,12 @@ def keep_window(
 
 @cute.jit
 def make_query_and_key(
-    query: list, key: list, taps: list, beta_raw: Float32, step: Int32, lane: Int32, vectors: cute.Tensor,
-    scalars: cute.Tensor,
+    query: list, key: list, taps: cute.Tensor, beta_raw: Float32, step: Int32, lane: Int32, vectors: cute.Tensor,
+    scalars: cute.Tensor, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """Normalised query and key of a step, its beta and key . query, into shared memory; by one warp."""
-    q, k = convolved(query, taps[: 4 * TAPS]), convolved(key, taps[4 * TAPS :])
+    q = convolved(query, taps_of(taps, lane * 4, SPLIT))
+    k = convolved(key, taps_of(taps, DIM + lane * 4, SPLIT))
     squares = [q[0] * q[0], k[0] * k[0], q[0] * k[0]]
     for i in cutlass.range_constexpr(1, 4):
         squares = [fma(q[i], q[i], squares[0]), fma(k[i], k[i], squares[1]), fma(q[i], k[i], squares[2])]
@@ -116,7 +127,11 @@ def gate_weights(f_b: Int64, head: Int32, warp: Int32, lane: Int32, SPLIT: cutla
         for chunk in cutlass.range_constexpr(RANK // 32):
             for upper in cutlass.range_constexpr(2):
                 row = head * DIM + tile * 16 + upper * 8 + lane // 4
-                words += maybe(f_b + (Int64(row) * RANK + chunk * 32 + lane % 4 * 8) * 2, 4, tile < GATE_TILES, True)
+                at = f_b + (Int64(row) * RANK + chunk * 32 + lane % 4 * 8) * 2
+                if cutlass.const_expr(SPLIT.warps <= GATE_TILES):
+                    words += read(load_text(4, True), at, 4, [])
+                else:
+                    words += maybe(at, 4, tile < GATE_TILES, True)
     return words
 
 
@@ -139,23 +154,26 @@ def make_decay(
 ):  # fmt: skip
     """Decay of each key and step, into shared memory: MMAs with weights as rows and steps as columns.
 
-    The gate is rounded to BF16, as the projection of the twin is. A sum's order: columns 0 to 31 of the rank in two
-    MMAs, then 32 to 63, and so on.
+    The gate is rounded to BF16, as the projection of the twin is. A sum's order: two MMAs for each 32 columns of the rank,
+    the four sums in pairs.
     """
     scale = unary(EXP2, as_float(a_log) * Float32(LOG2E))
     for turn in cutlass.range_constexpr(SPLIT.gate_turns):
-        acc = [Float32(0.0)] * 4
+        sums = []
         for chunk in cutlass.range_constexpr(RANK // 32):
+            acc = [Float32(0.0)] * 4
             at = (turn * (RANK // 32) + chunk) * 8
             rows, rows_8, x = weights[at : at + 4], weights[at + 4 : at + 8], fa[4 * chunk : 4 * chunk + 4]
             for k in cutlass.range_constexpr(2):
                 a = [rows[2 * k], rows_8[2 * k], rows[2 * k + 1], rows_8[2 * k + 1]]
                 args = [*a, x[2 * k], x[2 * k + 1], *acc]
                 acc = list(arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args))
+            sums.append(acc)
         tile = warp + turn * SPLIT.warps
         for e in cutlass.range_constexpr(4):
             step, key = lane % 4 * 2 + e % 2, tile * 16 + e // 2 * 8 + lane // 4
-            gate = low(rounded(acc[e], Float32(0.0)))
+            total = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e])
+            gate = low(rounded(total, Float32(0.0)))
             share = sigmoid(scale * (gate + as_float(biases[2 * turn + e // 2])))
             decay = unary(EXP2, share * Float32(BOUND * LOG2E))
             if cutlass.const_expr(e % 2 < SPLIT.steps):

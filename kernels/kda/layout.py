@@ -108,6 +108,10 @@ class Split:
         """Steps a warp makes queries and keys of."""
         return -(-self.steps // self.warps)
 
+    def query(self, warp, turn):
+        """Step whose query and key a warp makes: of 16 warps those begin that have no gate rows."""
+        return (warp + max(self.warps - GATE_TILES, 0)) % self.warps + turn * self.warps
+
     @property
     def slice_quads(self) -> int:
         """Runs of four values of the block's slice."""
@@ -166,9 +170,29 @@ class Split:
         return self.sums_at + self.warps * self.padded_steps * 4
 
     @property
+    def taps_at(self) -> int:
+        """Taps of the block's channels: its head's queries and keys, its own values; 16 bytes a channel."""
+        return -(-(self.pushed_at + self.parts * self.padded_steps * 4) // 16) * 16
+
+    @property
+    def channels(self) -> int:
+        """Whose taps a block has: queries, keys, values."""
+        return 2 * DIM + self.slice_rows
+
+    @staticmethod
+    def tap_place(channel):
+        """Where a channel's taps lie: lanes that read every fourth channel meet no bank twice."""
+        return channel ^ (channel >> 3 & 3)
+
+    @property
+    def tap_turns(self) -> int:
+        """Channels whose taps a thread copies."""
+        return -(-self.channels // self.threads)
+
+    @property
     def barrier_at(self) -> int:
         """One mbarrier."""
-        return -(-(self.pushed_at + self.parts * self.padded_steps * 4) // 16) * 16
+        return self.taps_at + 16 * self.channels
 
     @property
     def shared_bytes(self) -> int:
