@@ -39,6 +39,25 @@ class _Step:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which tokens of a context a rank holds: token t is with rank ``t % size``, there as number ``t // size``."""
+
+    rank: int = 0
+    size: int = 1
+
+    def below(self, token: int) -> int:
+        """How many of the tokens 0..token-1 it holds."""
+        return -(-(token - self.rank) // self.size)
+
+    def own(self, first: int, last: int) -> range:
+        """Its tokens among first..last-1."""
+        return range(first + (self.rank - first) % self.size, last, self.size)
+
+
+WHOLE = Shard()
+
+
 def _positions(block_table: Tensor, request: int, first: int, last: int, block_size: int, blocks: int) -> Tensor:
     """Flat cache rows of the tokens first..last-1 of a request."""
     if first < 0 or last > block_table.shape[1] * block_size:
@@ -69,8 +88,9 @@ def _front(
     rope: int,
     k_scale: float,
     fused_rounding: bool,
+    shard: Shard = WHOLE,
 ) -> _Step:
-    """Norms, query up-projection, and the insertion of the new rows into the cache."""
+    """Norms, query up-projection, and the insertion of the new rows that this rank holds into the cache."""
     q_lora, kv_lora = weights.q_a_norm.shape[0], weights.kv_a_norm.shape[0]
     heads, v_dim, _ = weights.w_uv.shape
     need = q_lora + kv_lora + rope + heads * v_dim
@@ -86,24 +106,33 @@ def _front(
     row = torch.cat([rms_norm(kvc, weights.kv_a_norm, eps, fused_rounding), kpe], dim=-1)  # kpe: no norm, no rotation
     blocks, block_size, _ = cache.shape
     for request, before in enumerate(context.tolist()):
-        where = _positions(block_table, request, before, before + q_len, block_size, blocks)
-        new = _to_cache(row[request * q_len : (request + 1) * q_len], cache.dtype, k_scale)
+        after = before + q_len
+        where = _positions(block_table, request, shard.below(before), shard.below(after), block_size, blocks)
+        own = [request * q_len + token - before for token in shard.own(before, after)]
+        new = _to_cache(row[own], cache.dtype, k_scale)
         cache[where // block_size, where % block_size] = new
     return _Step(q, gate.view(-1, heads, v_dim), compute_dtype(proj, weights.q_b))
 
 
 def _histories(
-    cache: Tensor, block_table: Tensor, context: Tensor, q_len: int, k_scale: float, dtype: torch.dtype
+    cache: Tensor,
+    block_table: Tensor,
+    context: Tensor,
+    q_len: int,
+    k_scale: float,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """For each request: its rows, its cached tokens [t, kv_lora + rope], and who may see what [q_len, t]."""
     blocks, block_size, _ = cache.shape
     for request, before in enumerate(context.tolist()):
-        where = _positions(block_table, request, 0, before + q_len, block_size, blocks)
+        where = _positions(block_table, request, 0, shard.below(before + q_len), block_size, blocks)
         tokens = cache[where // block_size, where % block_size].to(dtype)
         if cache.dtype == torch.float8_e4m3fn:
             tokens = tokens * k_scale
         own = before + torch.arange(q_len, device=cache.device)
-        visible = torch.arange(before + q_len, device=cache.device) <= own[:, None]
+        held = shard.rank + torch.arange(len(where), device=cache.device) * shard.size
+        visible = held <= own[:, None]
         yield slice(request * q_len, (request + 1) * q_len), tokens, visible
 
 
