@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..contract import Problem, Tensors, Tolerance
+from ..contract import Engine, Problem, Tensors, Tolerance
 from ..model_card import ModelCard
 from ..twin_family import Draw, TwinFamily, in_fp32, rounding_tolerance
 
@@ -15,26 +16,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LmHead(Problem):
-    """Logits of one rank's vocabulary rows."""
+    """Logits of one rank's vocabulary rows, or the likeliest token of all ranks'."""
 
     hidden: int
     vocab: int
     """Vocabulary rows of one rank, V/T."""
+    kind: str = "shard"
+    """``shard``: this rank's logits, before any gather. ``argmax``: the token that is likeliest over all ranks."""
+
+    @property
+    def label(self) -> str:
+        """E.g. ``argmax-tp16-rows8``."""
+        return f"{self.kind}-tp{self.tp}-rows{self.rows}"
 
 
 class LmHeadFamily(TwinFamily):
-    """See :class:`LmHead`. The output is this rank's shard, before the gather."""
+    """See :class:`LmHead`.
+
+    One GPU is one rank: over the loopback transport the other ranks' best tokens come from the table ``peers``, int32
+    [ranks, rows, 2], an FP32 logit's bits and an id each; the slot with factor one is this rank's own.
+    """
 
     name = "lm_head"
-    title = "language model head, sharded by vocabulary"
-    outputs = ("logits",)
+    title = "language model head, sharded by vocabulary: this rank's logits, or the likeliest token of all ranks"
+    outputs = ("logits", "ids", "best")
     rotated = ("w",)
+    constant = ("peers",)
     problem_type = LmHead
+    default_engine = "cute_mma"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is wanted of the logits."""
+        return ("shard", "argmax")
 
     def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> LmHead:
-        """See :meth:`Family.problem`."""
+        """See :meth:`Family.problem`; ``kind`` defaults to ``shard``."""
         self.check(card, tp, rows, kind)
-        return LmHead(tp, rows, card.hidden_size, card.vocab_size // tp)
+        return LmHead(tp, rows, card.hidden_size, card.vocab_size // tp, kind or "shard")
+
+    def problem_from_json(self, data: Mapping[str, Any]) -> LmHead:
+        """Inverse of ``to_json``; a problem without a kind is a ``shard``."""
+        found = super().problem_from_json({"kind": "shard", **data})
+        assert isinstance(found, LmHead)
+        return found
 
     def draws(self, problem: Problem) -> dict[str, Draw]:
         """A normalised input and logits of magnitude one."""
@@ -44,18 +76,62 @@ class LmHeadFamily(TwinFamily):
             "w": Draw((problem.vocab, problem.hidden), std=problem.hidden**-0.5),
         }
 
-    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
-        """``logits`` [rows, V/T]."""
+    def inputs(self, problem: Problem, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+        """As drawn, and the table of the other ranks' best tokens."""
+        from .peers import best_of_peers
+
         assert isinstance(problem, LmHead)
+        inputs = super().inputs(problem, seed, device)
+        if problem.kind == "argmax":
+            inputs["peers"] = best_of_peers(problem.tp, problem.rows, problem.vocab, seed).to(device)
+        return inputs
+
+    def input_shapes(self, problem: Problem) -> dict[str, tuple[int, ...]]:
+        """As :meth:`inputs` draws them."""
+        assert isinstance(problem, LmHead)
+        table = {"peers": (problem.tp, problem.rows, 2)} if problem.kind == "argmax" else {}
+        return {**super().input_shapes(problem), **table}
+
+    def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
+        """``logits`` [rows, V/T]; or ``ids`` and ``best``, the likeliest token's id and logit, [rows]."""
+        assert isinstance(problem, LmHead)
+        if problem.kind == "argmax":
+            return {"ids": ((problem.rows,), "int32"), "best": ((problem.rows,), "float32")}
         return {"logits": ((problem.rows, problem.vocab), "bfloat16")}
 
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """In FP32, not rounded."""
-        from ..collectives import SingleRank
-        from .twin import lm_head
+        """Logits in FP32, not rounded; a token is chosen among logits rounded to BF16, as every engine does."""
+        import torch
 
+        from ..collectives import SingleRank
+        from .peers import own_slot
+        from .twin import best_of_ranks, best_token, lm_head
+
+        assert isinstance(problem, LmHead)
         t = in_fp32(inputs)
-        return {"logits": lm_head(t["h"], t["w"], SingleRank())}
+        logits = lm_head(t["h"], t["w"], SingleRank())
+        if problem.kind == "shard":
+            return {"logits": logits}
+        slot, vocabulary = own_slot(problem.tp), problem.tp * problem.vocab
+        best, ids = best_token(logits.to(torch.bfloat16).float(), 0, vocabulary)
+        theirs, tokens = t["peers"][..., 0].view(torch.float32).clone(), t["peers"][..., 1].long().clone()
+        theirs[slot], tokens[slot] = best, ids
+        best, ids = best_of_ranks(theirs.T, tokens.T, vocabulary)
+        return {"ids": ids.to(torch.int32), "best": best}
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
+        """PyTorch operators: cuBLAS, and for a token its argmax, exchanged over the same table."""
+        from .chain import chain_call
+
+        assert isinstance(problem, LmHead)
+        return chain_call(problem, tensors)
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """The same as a function."""
+        from .chain import chain
+
+        assert isinstance(problem, LmHead)
+        return chain(problem)
 
     def flops(self, problem: Problem) -> int:
         """The projection."""
@@ -63,8 +139,10 @@ class LmHeadFamily(TwinFamily):
         return 2 * problem.rows * problem.hidden * problem.vocab
 
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
-        """One rounding."""
+        """One rounding; what is a whole number must be right."""
         assert isinstance(problem, LmHead)
+        if output == "ids":
+            return Tolerance(0.0, 0.0, "whole numbers")
         return rounding_tolerance(1, problem.hidden, "the result")
 
 

@@ -36,3 +36,39 @@ def lm_head(h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
     Rounded once to ``h.dtype`` before the gather; scale 1, no soft cap.
     """
     return comm.all_gather(linear(h, w), dim=-1)
+
+
+def best_token(logits: Tensor, first: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The likeliest token of each row of a part of the logits: the highest, the lower id among equals.
+
+    Args:
+        logits: [n, V/T], as they are compared: rounded to the model's dtype.
+        first: id of column 0.
+        vocabulary: V; where a logit is NaN nothing is likeliest, and the row's token is the last id, V - 1.
+
+    Returns:
+        (logit in ``logits.dtype``, NaN where there is one; int64 id), both [n].
+    """
+    best = logits.amax(-1)
+    ids = torch.arange(first, first + logits.shape[-1], device=logits.device)
+    found = torch.where(logits == best[:, None], ids, vocabulary - 1).amin(-1)
+    return best, torch.where(best.isnan(), vocabulary - 1, found)
+
+
+def best_of_ranks(logits: Tensor, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The same of what each rank found: ``logits`` and ``ids`` [n, T], in any order of ranks."""
+    best = logits.amax(-1)
+    found = torch.where(logits == best[:, None], ids, vocabulary - 1).amin(-1)
+    return best, torch.where(best.isnan(), vocabulary - 1, found)
+
+
+def next_token(h: Tensor, w: Tensor, comm: Collectives) -> tuple[Tensor, Tensor]:
+    """(logit, id) of the likeliest token over all ranks' rows ``w`` [V/T, H], from ``h`` [n, H]: [n] each, on every rank.
+
+    What crosses the links is one pair a rank and row; the result is that of :func:`best_token` on all logits.
+    """
+    width = w.shape[0]
+    best, ids = best_token(linear(h, w), comm.rank * width, comm.size * width)
+    return best_of_ranks(
+        comm.all_gather(best[:, None], dim=-1), comm.all_gather(ids[:, None], dim=-1), comm.size * width
+    )

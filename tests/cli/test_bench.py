@@ -99,7 +99,6 @@ def test_a_check_that_ran_nothing_is_no_success(capsys):
         (("predict", FAMILY, "--gpu", "gb400"), "unknown GPU 'gb400'"),
         (("predict", FAMILY, "--model", "nowhere/config.json"), "cannot read"),
         (("time", FAMILY), "needs an NVIDIA GPU"),
-        (("check", "lm_head"), "only its twin"),
     ],
 )
 def test_a_wrong_call_gets_one_line_and_exit_2(capsys, argv, says):
@@ -108,6 +107,15 @@ def test_a_wrong_call_gets_one_line_and_exit_2(capsys, argv, says):
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_a_family_without_engines_is_told(capsys, monkeypatch):
+    from k3lab.kernels import family
+
+    monkeypatch.setattr(type(family("lm_head")), "engines", ())
+    code, out, err = call(capsys, "check", "lm_head")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "family lm_head has no engine yet, only its twin" in err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from k3lab.kernels import InputError
 from k3lab.kernels.collectives import SingleRank, run_virtual_ranks
-from k3lab.kernels.lm_head.twin import embed, lm_head
+from k3lab.kernels.lm_head.twin import best_token, embed, lm_head, next_token
 
 BF16, F64 = torch.bfloat16, torch.float64
 VOCAB, H = 48, 20
@@ -40,3 +40,29 @@ def test_logits_are_rounded_once() -> None:
 def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
     with pytest.raises(InputError, match=r"token ids must lie in 0\.\.47"):
         embed(torch.tensor([3, token]), torch.zeros(VOCAB, H), SingleRank())
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_the_likeliest_token_is_the_same_however_the_vocabulary_is_cut(size: int) -> None:
+    torch.manual_seed(3)
+    h, w = torch.randint(-2, 3, (9, H)).double(), torch.randint(-1, 2, (VOCAB, H)).double()  # many equal logits
+    h[4, 0], w[7, 0] = float("nan"), 1.0
+    logits = h @ w.T
+    first = [int((row == row.max()).nonzero()[0]) if not row.isnan().any() else VOCAB - 1 for row in logits]
+    assert any((row == row.max()).sum() > 1 for row in logits)
+    for best, ids in run_virtual_ranks(size, lambda comm: next_token(h, w.chunk(size)[comm.rank], comm)):
+        assert ids.tolist() == first
+        assert best.isnan().tolist() == [row == 4 for row in range(9)]
+        assert torch.equal(best[~best.isnan()], logits.amax(-1)[~best.isnan()])
+
+
+def test_greedy_decoding_takes_the_same_token() -> None:
+    from types import SimpleNamespace
+
+    from k3lab.decode.greedy import next_tokens
+
+    logits = torch.randint(-3, 4, (50, VOCAB)).to(BF16)
+    logits[7, 3] = float("nan")
+    taken = next_tokens(logits, SimpleNamespace(), SingleRank())  # type: ignore[arg-type]
+    assert torch.equal(best_token(logits, 0, VOCAB)[1], taken)
+    assert taken[7] == VOCAB - 1

@@ -1,0 +1,112 @@
+"""The head's CuTe DSL kernels as the compiler made them, run on the CPU: logits and tokens, to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from .lm_head_case import FAMILY, own_slot, run, small, whole_numbers
+
+BEFORE = {"ld.global.L1_no_allocate.L2_cache_hint.v4.u32"}
+# (rows, live rows, config): every shape of MMA, several warps of rows and of K, a last tile that is not full
+CONFIGS = [
+    (1, 1, {"tile": 8, "chunks": 8, "depth": 1, "warps_n": 1, "warps_k": 2}),
+    (3, 2, {"tile": 12, "chunks": 4, "depth": 1, "warps_n": 1, "warps_k": 2}),
+    (8, 5, {"tile": 20, "chunks": 2, "depth": 2, "warps_n": 1, "warps_k": 4}),
+    (16, 16, {"tile": 24, "chunks": 1, "depth": 3, "warps_n": 2, "warps_k": 2}),
+    (40, 33, {"tile": 40, "chunks": 1, "depth": 1, "warps_n": 4, "warps_k": 2}),
+    (64, 64, {"tile": 16, "chunks": 1, "depth": 2, "warps_n": 1, "warps_k": 8}),
+]
+
+
+@pytest.mark.parametrize(("rows", "live", "change"), CONFIGS)
+def test_logits_are_the_twins(monkeypatch, rows, live, change):
+    done = run(small(rows, "shard"), monkeypatch, live=live, **change)
+    done.check()
+    assert set(done.machine.before_wait) == BEFORE
+
+
+@pytest.mark.parametrize(("rows", "live", "change"), CONFIGS)
+def test_tokens_are_the_twins_whoever_comes_last(monkeypatch, rows, live, change):
+    one = small(rows)
+    tiles = -(-one.vocab // change["tile"])
+    order = list(range(tiles))[::-1] if rows % 2 else list(range(tiles))
+    done = run(one, monkeypatch, live=live, epoch=2**31 - 1 + rows % 2, order=order, **change)
+    done.check()
+    assert set(done.machine.before_wait) == BEFORE
+
+
+def own_best(one, inputs):
+    """The inputs with the other ranks' tokens made unlikely."""
+    inputs["peers"][..., 0] = torch.full((), -100.0).view(torch.int32)
+    return inputs
+
+
+def test_equal_logits_give_the_lowest_id_on_one_rank_and_over_ranks(monkeypatch):
+    one = small(8)
+    inputs = own_best(one, whole_numbers(one, 2))
+    inputs["w"][:] = inputs["w"][3]  # all equal
+    done = run(one, monkeypatch, inputs=inputs)
+    done.check()
+    assert done.get("ids").tolist() == [0] * 8
+    best = FAMILY.twin(one, inputs)["best"]
+    slots = [slot for slot in range(4) if slot != own_slot(4)]
+    for place, slot in enumerate(slots):  # the same logit on other ranks: their ids are higher, but for rank 0's
+        inputs["peers"][slot, :, 0] = best.view(torch.int32)
+        inputs["peers"][slot, :, 1] = 50 * (place + 1) + 7
+    done = run(one, monkeypatch, inputs=inputs, rank=3)
+    assert done.get("ids").tolist() == [57] * 8, "rank 3 has ids from 150 on"
+
+
+def test_negative_zero_equals_zero_and_infinities_are_ordered(monkeypatch):
+    one = small(8, vocab=16, hidden=256)
+    inputs = own_best(one, whole_numbers(one, 3))
+    inputs["h"][:], inputs["w"][:] = 0.0, 0.0
+    inputs["h"][:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    inputs["w"][:, 0] = 2.0**-133  # a subnormal times 2^-60 rounds to a zero of either sign
+    inputs["h"][:2, 0] *= 2.0**-60
+    inputs["w"][9, 0] = float("inf")
+    inputs["w"][12, 0] = float("-inf")
+    inputs["w"][10:12, 0] = float("inf")
+    done = run(one, monkeypatch, inputs=inputs)
+    done.check()
+    assert done.get("ids").tolist() == [9, 12] * 4
+    inputs["w"][9:13, 0] = 2.0**-133
+    done = run(one, monkeypatch, inputs=inputs)
+    done.check()
+    assert done.get("ids").tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_row_with_nan_gives_the_last_id_and_says_so(monkeypatch, where):
+    one = small(8)
+    inputs = whole_numbers(one, 4)
+    if where == "here":
+        inputs["h"][2] = float("nan")
+        inputs["w"][49, 0] = float("nan")  # then every row
+    else:
+        slot = 1 if own_slot(4) != 1 else 3
+        inputs["peers"][slot, 5, 0] = torch.full((), -math.nan).view(torch.int32)
+    done = run(one, monkeypatch, inputs=inputs)
+    done.check()
+    odd = done.get("best").isnan()
+    assert odd.tolist() == ([True] * 8 if where == "here" else [row == 5 for row in range(8)])
+    assert bool((done.get("ids")[odd] == 199).all())
+
+
+def test_a_rank_that_never_publishes_is_named_and_the_step_ends(monkeypatch):
+    from k3lab.kernels.health import Phase, read
+
+    done = run(small(1), monkeypatch, dead=3, **CONFIGS[0][2])
+    report = read(done.get("health").tolist())
+    assert report is not None
+    assert (report.phase, report.late, report.epoch) == (Phase.PARTIAL, (3,), 5)
+    assert not bool(done.get("keys").any()) and not bool(done.get("arrived").any())
+
+
+def test_after_a_rank_gave_up_nothing_is_published(monkeypatch):
+    done = run(small(2), monkeypatch, claimed=True, **CONFIGS[0][2])
+    assert not bool(done.get("mailbox").any())
+    assert not bool(done.get("keys").any()) and not bool(done.get("arrived").any())
