@@ -15,7 +15,8 @@ from .cute_row import MIX_PACKET, OWN_BLOCK, SUM_PACKET, hear, kinds_of_saved, t
 from .cute_waits import pause
 
 RCP = "rcp.approx.f32 {$w0}, {$r0};"
-SAME = "mov.b32 {$w0}, {$r0};"
+# the lower and the upper value of a word as FP32 by other instructions than usual: the compiler does not see that it has them
+BELOW, ABOVE = "prmt.b32 {$w0}, {$r0}, 0, 0x1044;", "prmt.b32 {$w0}, {$r0}, 0, 0x3244;"
 
 
 @cute.jit
@@ -24,6 +25,17 @@ def values_of(words: list, COUNT: cutlass.Constexpr):
     values = []
     for word in words:
         values += [low(word), high(word)]
+    return values[:COUNT]
+
+
+@cute.jit
+def values_again(words: list, COUNT: cutlass.Constexpr):
+    """The same, made anew: where the values of long ago would take registers meanwhile."""
+    values = []
+    for word in words:
+        for half in cutlass.range_constexpr(2):
+            text = ABOVE if half else BELOW
+            values.append(as_float(arch.inline_ptx(text, write_only_types=[Uint32], read_only_args=[word])))
     return values[:COUNT]
 
 
@@ -88,12 +100,8 @@ def mix_of_saved(
         for distance in (4, 8, 16):
             total += arch.shuffle_sync_bfly(total, distance)
         if cutlass.const_expr(CLUSTER == OWN_BLOCK):
-            # many columns a lane: the words stay, not twice as many values, which the compiler would keep otherwise
-            kept = [
-                [arch.inline_ptx(SAME, write_only_types=[Uint32], read_only_args=[word]) for word in words]
-                for words in sources
-            ]
-            values = [values_of(words, columns) for words in kept]
+            # many columns a lane: until here the words stay, not twice as many values
+            values = [values_again(words, columns) for words in sources]
         mix = [Float32(0.0)] * columns
         for i in cutlass.range_constexpr(count):
             alpha = arch.shuffle_sync(weight, 4 * i)

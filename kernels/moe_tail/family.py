@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..contract import Problem, Tensors, Tolerance
+from ..contract import Engine, Problem, Tensors, Tolerance
 from ..model_card import ModelCard
+from ..space import Config
 from ..twin_family import Draw, TwinFamily, attn_res_draws, in_fp32, norm_weight, rounding_tolerance
 
 if TYPE_CHECKING:
     import torch
+
+    from ..collectives import Collectives
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,24 @@ class MoeTail(Problem):
 
 
 class MoeTailFamily(TwinFamily):
-    """See :class:`MoeTail`. Inputs and twin are one rank's alone: its columns stand in for its peers'."""
+    """See :class:`MoeTail`. Inputs and twin are one rank's alone: its columns stand in for its peers'.
+
+    Engines are checked and timed on one GPU over the loopback transport: see :meth:`expected`.
+    """
 
     name = "moe_tail"
     title = "latent all-reduce and norm, up-projection, shared expert, residual, next AttnRes"
-    outputs = ("prefix", "next_input")
+    outputs = ("prefix_out", "next_input")
     rotated = ("latent_norm", "w_up", "res_norm", "res_proj", "norm_w")
     problem_type = MoeTail
+    default_engine = "cute_fused"
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]
+        """Built on first use: engine modules are light, their kernels are not."""
+        from .engines import ENGINES
+
+        return ENGINES
 
     def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> MoeTail:
         """See :meth:`Family.problem`."""
@@ -59,15 +74,53 @@ class MoeTailFamily(TwinFamily):
     def twin(self, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         """In FP32, not rounded; this rank alone."""
         from ..collectives import StandIn
+
+        return self._over(StandIn(0, problem.tp), problem, inputs)
+
+    def expected(
+        self, problem: Problem, config: Config, inputs: Tensors, factors: tuple[float, ...] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The twin where one GPU plays all ranks: what goes to rank r or comes from it is this rank's, times ``factors[r]``.
+
+        Args:
+            problem: its TP is the number of slots.
+            config: ``exchange`` is ``two_shot`` where the owners of latents sum and broadcast them.
+            inputs: this rank's.
+            factors: of the loopback transport, if not its usual ones.
+        """
+        from ..collectives import LoopbackGroup, TwoShot
+        from ..transports import loopback_factors
+
+        group: Collectives = LoopbackGroup(factors or loopback_factors(problem.tp))
+        if config.get("exchange") == "two_shot":
+            group = TwoShot(group)
+        return self._over(group, problem, inputs)
+
+    @staticmethod
+    def _over(group: Collectives, problem: Problem, inputs: Tensors) -> dict[str, torch.Tensor]:
         from .twin import moe_tail
 
         assert isinstance(problem, MoeTail)
         t = in_fp32(inputs)
         prefix, next_input = moe_tail(
             t["latent_partial"], t["shared_partial"], t["latent_norm"], t["w_up"], t["prefix"], list(t["blocks"]),
-            t["res_norm"], t["res_proj"], t["norm_w"], eps=problem.eps, comm=StandIn(0, problem.tp),
+            t["res_norm"], t["res_proj"], t["norm_w"], eps=problem.eps, comm=group,
         )  # fmt: skip
-        return {"prefix": prefix, "next_input": next_input}
+        return {"prefix_out": prefix, "next_input": next_input}
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
+        """PyTorch operators, the exchanges over the same slots in one GPU's memory."""
+        from .chain import chain_call
+
+        assert isinstance(problem, MoeTail)
+        return chain_call(problem, tensors)
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """The same as a function."""
+        from .chain import chain
+
+        assert isinstance(problem, MoeTail)
+        return chain(problem)
 
     def flops(self, problem: Problem) -> int:
         """This rank's rows of the up-projection, and six per AttnRes source element."""
@@ -79,7 +132,7 @@ class MoeTailFamily(TwinFamily):
         """Latent norm, up-projection, sum with the shared expert, residual; one more for the norm."""
         assert isinstance(problem, MoeTail)
         length = problem.latent + problem.hidden
-        if output == "prefix":
+        if output == "prefix_out":
             return rounding_tolerance(4, length, "latent norm, up-projection, shared sum, residual")
         return rounding_tolerance(5, length, "latent norm, up-projection, shared sum, residual, norm")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .family import OutputProjection
 
 
-def rest(problem: OutputProjection, tensors: Tensors, slots: Tensor) -> tuple[Tensor, Tensor]:
+def rest(eps: float, tensors: Tensors, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of the slots [ranks, rows, hidden], residual, AttnRes and norm; rounded where the twin rounds."""
     import torch
 
@@ -22,9 +22,9 @@ def rest(problem: OutputProjection, tensors: Tensors, slots: Tensor) -> tuple[Te
     prefix = tensors["prefix"] + delta if "prefix" in tensors else delta
     sources = torch.cat([tensors["blocks"], prefix[None]]).float()
     query = tensors["res_norm"].float() * tensors["res_proj"][0].float()
-    scores = (sources @ query) * torch.rsqrt(sources.square().mean(-1) + problem.eps)
+    scores = (sources @ query) * torch.rsqrt(sources.square().mean(-1) + eps)
     mix = torch.einsum("sr,srh->rh", scores.softmax(0), sources)
-    norm = torch.rsqrt(mix.square().mean(-1, keepdim=True) + problem.eps)
+    norm = torch.rsqrt(mix.square().mean(-1, keepdim=True) + eps)
     return prefix, (mix * norm * tensors["norm_w"].float()).to(prefix.dtype)
 
 
@@ -36,7 +36,7 @@ def chain(problem: OutputProjection) -> Callable[[Tensors], Tensors]:
         partial = torch.mm(tensors["x"], tensors["w_o"].T)
         ranks = torch.arange(problem.tp, device=partial.device) - problem.tp // 2
         slots = partial * torch.exp2(ranks.to(partial.dtype))[:, None, None]
-        prefix, mlp_input = rest(problem, tensors, slots)
+        prefix, mlp_input = rest(problem.eps, tensors, slots)
         return {"prefix_out": prefix, "mlp_input": mlp_input}
 
     return run
@@ -55,7 +55,7 @@ def chain_call(problem: OutputProjection, tensors: Tensors) -> Callable[[], None
     def call() -> None:
         torch.mm(x, weight, out=partial)
         torch.mul(partial, factors, out=slots)
-        prefix, mlp_input = rest(problem, inputs, slots)
+        prefix, mlp_input = rest(problem.eps, inputs, slots)
         tensors["prefix_out"].copy_(prefix)
         tensors["mlp_input"].copy_(mlp_input)
 

@@ -1,0 +1,136 @@
+"""Finishing part of the tail's CuTe DSL kernel: a row's columns of all ranks, residual, the next AttnRes and norm."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from ..cute_mix import mix_of_saved, mixed, tell_prefix, values_of
+from ..cute_numbers import rounded
+from ..cute_polls import poll
+from ..cute_row import LOAD_OWN, OWN_BLOCK, STORE_OWN, row_of_block
+from ..cute_streaming import LOAD_X, read
+from ..cute_waits import TOTAL, epoch_of, pause, release
+
+LOAD_WEIGHT = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
+STORE_EIGHT = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+COLUMNS = 16
+
+
+@cute.jit
+def sixteen(text: cutlass.Constexpr, at: Int64):
+    """Sixteen neighbouring BF16 values, in eight words."""
+    return read(text, at, 4, []) + read(text, at + 16, 4, [])
+
+
+@cute.jit
+def sixteen_near(at: Int32):
+    """The same from shared memory."""
+    return read(LOAD_OWN, Int64(at), 4, []) + read(LOAD_OWN, Int64(at + 16), 4, [])
+
+
+@cute.jit
+def folded_query(kept_at: Int32):
+    """AttnRes norm times query at a lane's columns, from the words that it kept."""
+    gamma, query = values_of(sixteen_near(kept_at), COLUMNS), values_of(sixteen_near(kept_at + 32), COLUMNS)
+    return [g * q for g, q in zip(gamma, query, strict=True)]
+
+
+@cute.jit
+def store_sixteen(at: Int64, words: list):
+    """The reverse."""
+    for i in cutlass.range_constexpr(2):
+        arch.inline_ptx(STORE_EIGHT, read_only_args=[at + 16 * i, *words[4 * i : 4 * i + 4]])
+
+
+@cute.jit
+def in_words(values: list):
+    """FP32 values rounded, two a word."""
+    return [rounded(values[i], values[i + 1]) for i in range(0, len(values), 2)]
+
+
+@cute.jit
+def finish_row(
+    prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, kept_at: Int32,
+    row_at: list, row: Int32, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """One warp's 512 columns of a row."""
+    column = unit * 512 + lane * COLUMNS
+    at = (Int64(row) * T.hidden + column) * 2
+    sources = []
+    for i in cutlass.range_constexpr(T.saved):
+        one = cutlass.min(Int32(i), saved - 1)
+        sources.append(sixteen(LOAD_X, blocks + Int64(one) * (T.rows * T.hidden * 2) + at))
+    mix, total, largest = mix_of_saved(
+        sources,
+        saved,
+        folded_query(kept_at),
+        row_at,
+        unit,
+        lane,
+        epoch,
+        health,
+        block,
+        T.hidden,
+        EPS,
+        OWN_BLOCK,
+        JITTER,
+    )
+    old = sixteen(LOAD_X, prefix + at)
+    owner = column // T.shard
+    place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
+    pause(JITTER, epoch, block * 64 + 33 + unit)
+    four = [deltas + (place + 16 * i) for i in range(4)]
+    folded = folded_query(kept_at)
+    delta, _ = poll(four, 1, 0, "sys", "b32e32x2", epoch, health, TOTAL, owner, block, BACKOFF)
+    before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
+    new = in_words([a + b for a, b in zip(before, change, strict=True)])
+    p = values_of(new, COLUMNS)
+    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER)
+    store_sixteen(prefix_out + at, new)
+    norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
+    out = mixed(
+        p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK
+    )  # fmt: skip
+    store_sixteen(next_input + at, in_words(out))
+
+
+@cute.jit
+def finish_rows(
+    tensors: list, memory: cute.Pointer, rows: Int32, saved: Int32, block: Int32, t: Int32,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """All of a finishing block, but for its counter: rows ``block``, ``block + finishing`` and so on.
+
+    ``tensors``: addresses of prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input, the mailbox deltas, the
+    counters and the health record. Returns the epoch.
+    """
+    prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input, deltas, counter, health = tensors
+    lane = t % 32
+    unit = arch.make_warp_uniform(arch.warp_idx())
+    row_at = row_of_block(t, 512, T.units)
+    if cutlass.const_expr(RELEASE == "entry"):
+        release(JITTER, block * 64 + 16 + unit)
+    at = Int64(cutlass.min(unit, T.units - 1) * 512 + lane * COLUMNS) * 2
+    gamma, query, norm = (sixteen(LOAD_WEIGHT, one + at) for one in (res_norm, res_proj, norm_w))
+    if cutlass.const_expr(RELEASE == "loads"):
+        release(JITTER, block * 64 + 16 + unit)
+    arch.sync_threads()
+    arch.griddepcontrol_wait()
+    # each lane's own place: out of the way of the saved blocks' words
+    kept_at = memory.toint() + t * 96
+    for place, words in enumerate((gamma, query, norm)):
+        for i in cutlass.range_constexpr(2):
+            arch.inline_ptx(STORE_OWN, read_only_args=[kept_at + (32 * place + 16 * i), *words[4 * i : 4 * i + 4]])
+    epoch = epoch_of(counter, block)
+    if unit < T.units:
+        for row in cutlass.range(block - T.making, rows, T.finishing, unroll=1):
+            finish_row(
+                prefix, blocks, prefix_out, next_input, deltas, kept_at, row_at, row, saved, unit, lane, epoch, health,
+                block, T, EPS, BACKOFF, JITTER,
+            )  # fmt: skip
+    arch.sync_threads()
+    return epoch

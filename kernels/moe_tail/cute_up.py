@@ -1,0 +1,205 @@
+"""Making part of the tail's CuTe DSL kernel: sums of the latents times the up-projection, over a cluster, to every rank."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
+from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
+from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
+from .cute_send import send, send_quad
+from .cute_sum import STORE_TWO, own_latents, sum_latents, sum_share
+
+LOAD_FOUR = "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];"
+LOAD_ONE = "ld.shared.u32 $0, [$1];"
+# between the sums in shared memory and those who push them on: all but the two warps of the shared expert
+SUMS_DONE, THREADS = 1, 512
+TILES = 8
+
+
+@cute.jit
+def near(text: cutlass.Constexpr, at: Int32, WORDS: cutlass.Constexpr):
+    """Words of shared memory."""
+    return read(text, Int64(at), WORDS, [])
+
+
+@cute.jit
+def weights_ahead(w: Int64, cluster: Int32, part: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr):
+    """All weights of a warp, straight into MMA operands: for each run of 32 latents eight tiles of eight columns."""
+    column = cluster * 64 + lane // 4
+    runs = []
+    for c in cutlass.range_constexpr(T.chunks_each):
+        chunk = c * T.warps_k + cutlass.min(warp, T.warps_k - 1)
+        at = w + (Int64(column) * T.latent + part * T.span + chunk * 32 + lane % 4 * 8) * 2
+        words = []
+        for j in cutlass.range_constexpr(TILES):
+            words += read(LOAD_W, at + j * (8 * T.latent * 2), 4, [Int64(EVICT_FIRST)])
+        runs.append(words)
+    return runs
+
+
+@cute.jit
+def multiply_latents(runs: list, x_at: Int32, sums_at: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr):
+    """A warp's share of 64 columns for all rows of the pass, into shared memory."""
+    group, quad = lane // 4, lane % 4
+    acc = [Float32(0.0)] * (TILES * 4)
+    for c in cutlass.range_constexpr(T.chunks_each):
+        words = []
+        for h in cutlass.range_constexpr(T.halves):
+            at = x_at + ((h * 8 + group) * T.x_words + (c * T.warps_k + warp) * 16 + quad * 4) * 4
+            words += near(LOAD_FOUR, at, 4)
+        acc = multiply(acc, runs[c], words, T.halves)
+    for j in cutlass.range_constexpr(TILES):
+        for h in cutlass.range_constexpr(T.halves):
+            row = h * 8 + group
+            if row < T.pass_rows:
+                at = sums_at + ((warp * T.pass_rows + row) * 72 + j * 8 + quad * 2) * 4
+                pair = [as_word(acc[4 * j + 2 * h]), as_word(acc[4 * j + 2 * h + 1])]
+                arch.inline_ptx(STORE_TWO, read_only_args=[at, *pair])
+
+
+@cute.jit
+def push(
+    sums_at: Int32, squares_at: Int32, pushed: cute.Pointer, bar: cute.Pointer, half: Int32, part: Int32, t: Int32,
+    T: cutlass.Constexpr,
+):  # fmt: skip
+    """The block's sums, each to the block of the cluster that owns its columns; squares and lateness to all of them."""
+    if t < T.pass_rows * 16:
+        row, quad = t // 16, t % 16
+        total = [as_float(word) for word in near(LOAD_FOUR, sums_at + (row * 72 + quad * 4) * 4, 4)]
+        for warp in cutlass.range_constexpr(1, T.warps_k):
+            more = near(LOAD_FOUR, sums_at + ((warp * T.pass_rows + row) * 72 + quad * 4) * 4, 4)
+            total = [a + as_float(b) for a, b in zip(total, more, strict=True)]
+        at = pushed + (T.pushed(half, part, row) + quad % T.quads_own * 4)
+        words = tuple(Int32(as_word(one)) for one in total)
+        arch.store_async_dsmem(at.align(16), words, bar, quad // T.quads_own)
+    other = t - 256
+    if other >= 0 and other < T.pass_rows * T.split:
+        row = other // T.split
+        square = as_float(near(LOAD_ONE, squares_at + row * (T.row_warps * 4), 1)[0])
+        for warp in cutlass.range_constexpr(1, T.row_warps):
+            square += as_float(near(LOAD_ONE, squares_at + (row * T.row_warps + warp) * 4, 1)[0])
+        late = Uint32(0)
+        for warp in cutlass.range_constexpr(16):
+            late |= near(LOAD_ONE, squares_at + (T.pass_rows * T.row_warps + warp) * 4, 1)[0]
+        at = pushed + (T.pushed(half, part, row) + T.own)
+        words = (Int32(as_word(square)), Int32(late), Int32(0), Int32(0))
+        arch.store_async_dsmem(at.align(16), words, bar, other % T.split)
+
+
+@cute.jit
+def publish_columns(
+    pushed_at: Int32, shares_at: Int32, line: list, half: Int32, row0: Int32, first_column: Int32, t: Int32, rows: Int32,
+    epoch: Uint32, claim: Uint32, block: Int32,
+    EPS: cutlass.Constexpr, T: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """A thread's row of the block's own columns to one rank, whose line of the table is ``line``.
+
+    Sums over the blocks of the cluster ascending, times the norm's factor of the row, rounded; plus the shared expert's, rounded.
+    Nothing if a wait of the cluster gave up.
+    """
+    row = t // T.tp
+    late = claim | near(LOAD_ONE, shares_at + T.pass_rows * T.own * 2, 1)[0]
+    late |= near(LOAD_ONE, shares_at + T.pass_rows * T.own * 2 + 4, 1)[0]
+    total: list = []
+    square = Float32(0.0)
+    for source in cutlass.range_constexpr(T.split):
+        at = pushed_at + T.pushed(half, source, row) * 4
+        one = []
+        for quad in cutlass.range_constexpr(T.quads_own):
+            one += [as_float(word) for word in near(LOAD_FOUR, at + quad * 16, 4)]
+        total = [a + b for a, b in zip(total, one, strict=True)] if source > 0 else one
+        more = near(LOAD_FOUR, at + T.own * 4, 4)
+        square += as_float(more[0])
+        late |= more[1]
+    r = unary(RSQRT, square * (1.0 / T.latent) + EPS)
+    pause(JITTER, epoch, block * 64 + 48)
+    for quad in cutlass.range_constexpr(T.quads_own):
+        share = near("ld.shared.v2.u32 {$0, $1}, [$2];", shares_at + (row * T.quads_own + quad) * 8, 2)
+        words = []
+        for i in cutlass.range_constexpr(2):
+            up = rounded(total[4 * quad + 2 * i] * r, total[4 * quad + 2 * i + 1] * r)
+            words.append(rounded(low(up) + low(share[i]), high(up) + high(share[i])))
+        within = T.within(T.shard, Int32(epoch & Uint32(1)), row0 + row, first_column + quad * 4)
+        if late == Uint32(0) and row0 + row < rows:
+            send_quad(line, within, words, epoch)
+
+
+@cute.jit
+def make_columns(
+    tensors: list, memory: cute.Pointer, rows: Int32, block: Int32, t: Int32,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """All of a making block, but for its counter: from its weights to its columns on every rank.
+
+    ``tensors``: addresses of latent_partial, shared_partial, latent_norm, w_up, the mailboxes latents, shares and totals, the
+    tables of latents, shares, totals and deltas, the counters and the health record. Returns the epoch.
+    """
+    latent, share, norm, w, latents, shares, totals, latents_to, shares_to, totals_to, deltas_to, counter, health = (
+        tensors
+    )
+    lane = t % 32
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    cluster, part = block // T.split, block % T.split
+    places = [sum(T.making_bytes[:i]) for i in range(6)]
+    x_at, sums_at, squares_at, shares_at, pushed_at = (memory.toint() + place for place in places[:5])
+    pushed = memory + places[4] // 4
+    bars = cute.recast_ptr(memory + places[5] // 4, dtype=Int64).align(8)
+
+    if cutlass.const_expr(RELEASE == "entry"):
+        release(JITTER, block * 64 + 16 + warp)
+    runs = weights_ahead(w, cluster, part, warp, lane, T)
+    _, place, _ = T.quad(0, warp, lane)
+    gamma = read(
+        "ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2];",
+        norm + (part * T.span + cutlass.min(place, T.span // 4 - 1) * 4) * 2, 2, [],
+    )  # fmt: skip
+    if t == 0:
+        for i in cutlass.range_constexpr(2):
+            arch.mbarrier_init(bars + i, 1)
+            arch.mbarrier_arrive_and_expect_tx(bars + i, T.pushed_bytes)
+    arch.mbarrier_init_fence()
+    arch.cluster_arrive_relaxed()
+    if cutlass.const_expr(RELEASE == "loads"):
+        release(JITTER, block * 64 + 16 + warp)
+    arch.griddepcontrol_wait()
+
+    epoch = epoch_of(counter, block)
+    (claim,) = read(LOAD_WORD, health, 1, [])
+    # neighbouring warps in different blocks: all blocks have as much to send
+    number = warp * T.making + block
+    send(latent, share, latents_to, shares_to, number, rows, lane, epoch, claim, block, T, JITTER)
+    at_once = min(T.tp, AT_ONCE)
+    if cutlass.const_expr(T.two_shot):
+        own_latents(latents, totals_to, number, rows, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER)
+    arch.cluster_wait()
+    column = cluster * 64 + part * T.own
+    box = totals if cutlass.const_expr(T.two_shot) else latents
+    for turn in cutlass.range(0, T.live_passes(rows), 1, unroll=1):
+        row0, half, phase = turn * T.pass_rows, turn % 2, turn // 2 % 2
+        sum_latents(
+            box, gamma, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER
+        )  # fmt: skip
+        arch.sync_threads()
+        if warp < T.warps_k:
+            multiply_latents(runs, x_at, sums_at, warp, lane, T)
+        if warp < 14:
+            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
+            pause(JITTER, epoch, block * 64 + 47)
+            push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
+        else:
+            sum_share(shares, shares_at, row0, column, t - 448, epoch, health, block, at_once, BACKOFF, T, JITTER)
+        line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
+        # waits of the cluster end: each block pushes, since all its other waits end
+        arch.mbarrier_wait(bars + half, phase)
+        arch.sync_threads()
+        if t == 0 and turn + 2 < T.live_passes(rows):
+            arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
+        if t < T.pass_rows * T.tp:
+            publish_columns(
+                pushed_at, shares_at, line, half, row0, column, t, rows, epoch, claim, block, EPS, T, JITTER
+            )  # fmt: skip
+    return epoch
