@@ -1,4 +1,4 @@
-"""``k3lab check``, ``time``, ``compile`` and ``predict``: one engine on one problem."""
+"""``k3lab check``, ``time`` and ``compile``: one engine on one problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import typer
 
 from .output import Json, emit
 from .select import (
-    GPU_NAMES,
     MAX_SEED,
     ConfigText,
     EngineName,
@@ -30,11 +29,10 @@ Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the four commands."""
+    """Add the three commands."""
     app.command("check")(check)
     app.command("time")(time)
     app.command("compile")(compile_)
-    app.command("predict")(predict)
 
 
 def check(
@@ -191,47 +189,5 @@ def compile_(
                     mix = ", ".join(f"{name} {count}" for name, count in members.items())
                 console.print(f"    {group:<26} {mix}", markup=False)
         console.print(f"  summation order: {data['summation_order']}", markup=False)
-
-    emit(data, as_json, render)
-
-
-def predict(
-    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
-    model: Model = "k3", gpu: Annotated[str, typer.Option("--gpu", help=f"GPU card: {GPU_NAMES}.")] = "GB300", as_json: Json = False,
-) -> None:  # fmt: skip
-    """Predict an engine's time on a GPU that need not be here; the model's error stands beside it."""
-    from ..kernels.gpu_cards import gpu_card
-    from ..tuning.compiling import compile_config
-    from ..tuning.cost_model import OVERLAP, TERM_MEANINGS, constants_of
-    from ..tuning.predict import predict as run_predict
-
-    chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
-    card = gpu_card(gpu)
-    point = chosen.config(config, card)
-    compiled = compile_config(chosen.engine, chosen.problem, point, card.arch)
-    prediction = run_predict(chosen.family, chosen.engine, chosen.problem, point, card, compiled)
-    floor = chosen.family.traffic(chosen.problem).bytes / card.read_bandwidth * 1e6
-    sharpness = constants_of(chosen.family.name, chosen.engine.name)[0].sharpness
-    data = {
-        **chosen.to_json(), "config": dict(point), "gpu": card.name, "evidence": "predicted",
-        "prediction": prediction.to_json(), "floor_us": round(floor, 3), "floor_bandwidth": card.read_bandwidth_source,
-    }  # fmt: skip
-
-    def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(
-            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {card.name}, predicted", markup=False
-        )
-        console.print(f"  time   {prediction.microseconds:8.2f} us   model error: {prediction.error}", markup=False)
-        console.print(
-            f"  floor  {floor:8.2f} us   bytes over the {card.read_bandwidth_source} bandwidth of {card.read_bandwidth / 1e12:.2f} TB/s"
-        )
-        for term, value in prediction.terms.items():
-            if value:
-                console.print(f"    {term:<12} {value:8.2f} us   {TERM_MEANINGS[term]}", markup=False)
-        console.print(
-            f"  {', '.join(OVERLAP)} overlap: of them (sum of t^{sharpness:.2f})^(1/{sharpness:.2f}) counts; the others add"
-        )
-        if prediction.uncalibrated:
-            console.print(f"  never calibrated on {card.name}: {', '.join(prediction.uncalibrated)}", markup=False)
 
     emit(data, as_json, render)

@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {
     "check": "bench",
     "time": "bench",
     "compile": "bench",
-    "predict": "bench",
+    "predict": "predict",
     "tune": "tune",
     "tune-table": "table",
     "prefetch": "prefetch",
