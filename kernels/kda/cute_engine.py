@@ -20,9 +20,10 @@ TENSORS = (
     "proj", "f_b", "conv_q", "conv_k", "conv_v", "a_log", "dt_bias", "o_norm", "conv_state", "state", "slots", "out",
     "conv_states", "states",
 )  # fmt: skip
+TOGETHER = (1, 2, 3, 4, 5, 6, 8)
 INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
 """What the order of any sum depends on, pinned for batch-invariant results."""
-RESERVED_REGISTERS = 12
+RESERVED_REGISTERS = 22
 """Addresses, slots and the allocator's slack, beside operands and states."""
 
 
@@ -87,7 +88,7 @@ class CuteEngine(Engine):
         return Space(
             params=(
                 Param("parts", (1, 2, 4, 8, 16), "blocks of a cluster, which share the value rows of a head"),
-                Param("together", (1, 2, 3, 4, 5, 6, 8), "requests a block, one after the other"),
+                Param("together", TOGETHER, "requests a block, one after the other"),
                 Param("warps", (2, 4, 8, 16), "warps a block"),
                 Param("lanes", (8, 16, 32), "lanes that share a row of the state"),
                 Param("depth", (1, 2, 3, 4), "states of requests in flight before the first is used"),
@@ -159,20 +160,28 @@ class CuteEngine(Engine):
         )
 
 
+SHAPES = {2: (8, 8), 4: (8, 8), 8: (8, 16)}
+"""Blocks a head to warps and lanes a row, of defaults: one or two rows a thread."""
+
+
 def default(problem: Kda, gpu: GpuCard) -> dict[str, Any]:
-    """Few requests: a head over many blocks, all in flight at once. Many: one wave of blocks, states streaming through."""
-    pairs = problem.requests * problem.heads
-    fixed = {"release": "loads", "k_order": "free"}
-    if problem.q_len > 1 or pairs * 2 <= gpu.sms:
-        parts = next((p for p in (8, 4, 2) if pairs * p <= gpu.sms), 2)
-        shape = {8: (8, 16), 4: (8, 8), 2: (8, 8)}[parts]
-        return {"parts": parts, "together": 1, "warps": shape[0], "lanes": shape[1], "depth": 1, **fixed}
-    for together in (1, 2, 3, 4, 5, 6, 8):
-        if -(-problem.requests // together) * problem.heads * 2 <= gpu.sms or together == 8:
-            break
-    depth = min(2, together)
-    release = "loads" if depth == together else "entry"
-    return {"parts": 2, "together": together, "warps": 8, "lanes": 8, "depth": depth, **fixed, "release": release}
+    """The shape with which an SM takes the shortest, its blocks one after the other; of equals that with fewest parts.
+
+    In states of a head: what it moves of them, and for each block's beginning, gate rows and exchange a quarter.
+    """
+
+    def cost(parts: int, together: int) -> float:
+        blocks = -(-problem.requests // together) * problem.heads * parts
+        return -(-blocks // gpu.sms) * (together / parts + 0.25)
+
+    most = MOST_STEPS if problem.q_len == 1 else 1
+    pairs = [(parts, n) for parts in SHAPES for n in TOGETHER if n <= min(most, problem.requests)]
+    parts, together = min(pairs, key=lambda pair: (cost(*pair), pair))
+    depth, (warps, lanes) = min(2, together), SHAPES[parts]
+    return {
+        "parts": parts, "together": together, "warps": warps, "lanes": lanes, "depth": depth,
+        "release": "loads" if depth == together else "entry", "k_order": "free",
+    }  # fmt: skip
 
 
 def fake_tensors(problem: Kda) -> dict[str, Any]:

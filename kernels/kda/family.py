@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -168,6 +169,20 @@ class KdaFamily(TwinFamily):
             q_len=problem.q_len, lower_bound=problem.lower_bound, eps=problem.eps,
         )  # fmt: skip
         return {"out": out, "conv_states": conv_states.flatten(0, 1), "states": states.flatten(0, 1)}
+
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
+        """PyTorch operators."""
+        from .chain import chain_call
+
+        assert isinstance(problem, Kda)
+        return chain_call(problem, tensors)
+
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+        """The same as a function."""
+        from .chain import chain
+
+        assert isinstance(problem, Kda)
+        return chain(problem)
 
     def flops(self, problem: Problem) -> int:
         """Gate projection, conv, and seven per state element: decay, S k, update, S q."""

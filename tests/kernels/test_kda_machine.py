@@ -7,7 +7,8 @@ import torch
 
 from .kda_case import FAMILY, READ_EARLY, check, problem, run
 
-FEW = {"parts": 8, "together": 1, "warps": 8, "lanes": 16, "depth": 1}
+FEW = {"parts": 8, "together": 1, "warps": 8, "lanes": 16, "depth": 1, "release": "loads"}
+WIDE = {"parts": 4, "together": 1, "warps": 8, "lanes": 8, "depth": 1, "release": "end"}
 MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release": "entry"}
 
 
@@ -15,21 +16,89 @@ MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release"
     ("rows", "live", "kind", "heads", "change"),
     [
         (1, 1, "plain", 2, FEW),
-        (1, 1, "plain", 1, {"parts": 1, "together": 1, "warps": 8, "lanes": 8, "depth": 1}),
-        (1, 1, "plain", 1, {"parts": 16, "together": 1, "warps": 4, "lanes": 32, "depth": 1}),
-        (3, 2, "plain", 1, {"parts": 4, "together": 1, "warps": 4, "lanes": 16, "depth": 1}),
-        (5, 5, "plain", 1, MANY),
+        (1, 1, "plain", 1, {**FEW, "parts": 1, "lanes": 8}),
+        (1, 1, "plain", 1, {**FEW, "parts": 16, "warps": 4, "lanes": 32}),
+        (3, 2, "plain", 1, {**WIDE, "warps": 16, "lanes": 16}),
         (5, 4, "plain", 2, MANY),
-        (9, 7, "plain", 1, {"parts": 4, "together": 8, "warps": 4, "lanes": 8, "depth": 1, "release": "end"}),
-        (4, 4, "plain", 1, {"parts": 8, "together": 4, "warps": 2, "lanes": 8, "depth": 4, "release": "loads"}),
+        (9, 7, "plain", 1, {**MANY, "parts": 4, "together": 8, "warps": 4, "depth": 1}),
+        (4, 4, "plain", 1, {**FEW, "together": 4, "warps": 2, "lanes": 8, "depth": 4}),
         (8, 8, "verify8", 2, FEW),
-        (8, 5, "verify8", 1, {"parts": 4, "warps": 8, "lanes": 8}),
-        (4, 3, "verify2", 1, {"parts": 4, "warps": 8, "lanes": 8}),
-        (6, 6, "verify3", 1, {"parts": 2, "warps": 8, "lanes": 8}),
-        (6, 6, "verify6", 1, {"parts": 16, "warps": 2, "lanes": 8}),
+        (8, 5, "verify8", 1, WIDE),
+        (4, 3, "verify2", 1, WIDE),
+        (6, 6, "verify6", 1, {**WIDE, "parts": 16, "warps": 2}),
     ],
-)  # fmt: skip
+)
 def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
     done = run(problem(rows, kind, heads=heads), monkeypatch, live=live, **change)
     check(done)
     assert done.early() == READ_EARLY == {*FAMILY.rotated, *FAMILY.constant}
+
+
+def pool(one, slots, entries, seed=3):
+    """Inputs with a cache of ``entries`` entries and these slots."""
+    inputs = FAMILY.inputs(one, seed)
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randn((entries, 3, 3 * one.width), generator=generator).to(torch.bfloat16)
+    state = torch.randn((entries, one.heads, 128, 128), generator=generator) * 0.2
+    return {**inputs, "conv_state": history, "state": state, "slots": torch.tensor(slots, dtype=torch.int32)}
+
+
+def expected(one, inputs, live):
+    """(out, history, state) of a cache updated in place; ``out`` of padding is zero."""
+    history, state, slots = inputs["conv_state"].clone(), inputs["state"].clone(), inputs["slots"]
+    safe = {**inputs, "slots": slots.clone().clamp(min=1)}
+    wanted = FAMILY.twin(one, safe)
+    out, q_len = wanted["out"].clone(), one.q_len
+    for row in range(live):
+        request, token = row // q_len, row % q_len
+        if slots[request, 0] <= 0:
+            out[row] = 0
+        elif (to := int(slots[request, 1 + token])) > 0:
+            history[to - 1], state[to - 1] = wanted["conv_states"][row].to(torch.bfloat16), wanted["states"][row]
+    return out, history, state
+
+
+@pytest.mark.parametrize(
+    ("rows", "live", "kind", "slots", "change"),
+    [
+        # request 1 is padding; request 2 leaves nothing; its neighbours read and write one slot each
+        (4, 4, "plain", [[2, 2], [0, 4], [5, -1], [3, 3]], MANY),
+        (2, 2, "plain", [[3, 3], [1, 1]], FEW),
+        # one of the slots written is the one read: not before all of its history has been read
+        (8, 8, "verify8", [[3, 1, 2, 3, 4, 5, 6, 7, 8]], FEW),
+        (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 6, 0, 8]], WIDE),
+        (3, 3, "verify3", [[1, 1, 2, 3]], {**FEW, "parts": 1, "lanes": 8}),
+        (4, 4, "verify4", [[-7, 1, 2, 3, 4]], WIDE),
+    ],
+)
+def test_a_cache_updated_in_place_and_padding_never_written(monkeypatch, rows, live, kind, slots, change):
+    one = problem(rows, kind, heads=1)
+    inputs = pool(one, slots, 8)
+    done = run(one, monkeypatch, live=live, inputs=inputs, in_place=True, **change)
+    out, history, state = expected(one, inputs, live)
+    assert torch.equal(done.get("conv_states").view(torch.int16), history.view(torch.int16))
+    written = {to - 1 for row in slots if row[0] > 0 for to in row[1:] if to > 0}
+    for entry in set(range(8)) - written:
+        assert torch.equal(done.get("states")[entry], inputs["state"][entry]), f"entry {entry} was written"
+    assert float((done.get("states") - state).norm() / state.norm()) < 2**-9
+    got = done.get("out").float()
+    assert bool(got[live:].isnan().all()) and not bool(got[:live][out[:live] == 0].any())
+    assert float((got[:live] - out[:live]).norm()) <= 2**-7 * float(out[:live].norm())
+
+
+def test_verify_leaves_the_bits_of_single_steps(monkeypatch):
+    """Steps of one token, each on what the one before left, with the same shape of blocks."""
+    q_len, change = 3, WIDE
+    verify = problem(q_len, "verify3", heads=1)
+    inputs = pool(verify, [[1, 2, 3, 4]], 8)
+    whole = run(verify, monkeypatch, inputs=inputs, in_place=True, **change)
+    single = problem(1, heads=1)
+    cache = {name: inputs[name] for name in ("conv_state", "state")}
+    for token in range(q_len):
+        slots = torch.tensor([[1 + token, 2 + token]], dtype=torch.int32)
+        given = {**inputs, **cache, "proj": inputs["proj"][token : token + 1], "slots": slots}
+        done = run(single, monkeypatch, inputs=given, in_place=True, **change)
+        cache = {"conv_state": done.get("conv_states"), "state": done.get("states")}
+        assert torch.equal(done.get("out")[0].view(torch.int16), whole.get("out")[token].view(torch.int16))
+    assert torch.equal(cache["state"], whole.get("states"))
+    assert torch.equal(cache["conv_state"].view(torch.int16), whole.get("conv_states").view(torch.int16))
