@@ -2,63 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from .decode_eval import eval_command
+from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
-from .output import Json, console, emit
+from .output import Json, emit
 
 if TYPE_CHECKING:
-    from ..kernels.bundle.reader import Bundle
-    from ..kernels.model_card import ModelCard
+    pass
 
 app = typer.Typer(help="Plan and run the decode path.", no_args_is_help=True)
-
-BundlePath = Annotated[Path | None, typer.Option("--bundle", help="Folder that `k3lab export` wrote.")]
-Accept = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--accept", help="Also use bundle entries that are only 'predicted', or only 'compiled' for this GPU."
-    ),
-]
-Gpu = Annotated[str, typer.Option("--gpu", help="GPU whose bundle entries are used where none is here.")]
-
-
-def _card(model: str, tp: int) -> ModelCard:
-    """``k3``, ``small``, ``demo``, or the path of a config.json."""
-    from ..kernels import K3, SMALL_K3, InputError, ModelCard
-
-    if model == "k3":
-        return K3
-    if model == "small":
-        return SMALL_K3
-    if model == "demo":
-        from ..decode.demo import demo_card
-
-        return demo_card(tp=tp)
-    if not model.endswith(".json"):
-        raise InputError(f"unknown model {model!r}; models: k3, small, demo, or the path of a config.json")
-    return ModelCard.from_file(model)
-
-
-def _bundle(path: Path | None, accept: list[str] | None) -> Bundle | None:
-    from ..kernels import InputError
-
-    words = set(accept or ())
-    if unknown := sorted(words - {"predicted", "compiled"}):
-        raise InputError(f"--accept {unknown[0]} is unknown; it takes predicted or compiled")
-    if path is None:
-        if words:
-            raise InputError("--accept speaks of a bundle's entries; give the bundle with --bundle")
-        return None
-    from ..kernels.bundle.reader import Bundle
-
-    return Bundle.load(path, accept_predicted="predicted" in words, accept_compiled="compiled" in words)
 
 
 def _backend(backend: str | None, bundle: Path | None) -> str:
@@ -72,27 +30,6 @@ def _objective(gpu: str) -> Literal["measured", "predicted"]:
 
     here = discover()
     return "measured" if here and here.card and here.card.name.lower() == gpu.lower() else "predicted"
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error, for people; gives what is called with (what, done, of)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    shown = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-        before = ""
-
-        def told(what: str, done: int, of: int) -> None:
-            nonlocal before
-            if what != before:  # another rate, another rest
-                bar.reset(task)
-                before = what
-            bar.update(task, description=what, completed=done, total=of)
-
-        yield told
 
 
 @app.command("plan")
@@ -110,9 +47,9 @@ def plan_command(
     """Print what a step launches, and which of it is tuned, without a GPU."""
     from ..decode.plan import plan
 
-    card = _card(model, tp)
+    card = card_of(model, tp)
     backend = _backend(backend, bundle)
-    loaded = _bundle(bundle, accept)
+    loaded = bundle_of(bundle, accept)
     objective = "predicted" if backend == "auto" else _objective(gpu)
     made = plan(card, tp=tp, rows=rows, backend=backend, bundle=loaded, gpu=gpu, objective=objective, model=model)
     emit(made.to_json(), as_json, partial(render_plan, full=full))
@@ -157,7 +94,7 @@ def scope_command(
     from ..decode.workload import judge_workload
     from ..kernels.gpu_cards import gpu_card
 
-    card, chip, loaded = _card(model, tp), gpu_card(gpu), _bundle(bundle, accept)
+    card, chip, loaded = card_of(model, tp), gpu_card(gpu), bundle_of(bundle, accept)
     card.check_tp(tp)
     rows = entry_rows(card, loaded, tp=tp, gpu=chip.name)
     ranks = [
@@ -214,7 +151,7 @@ def run_command(
         raise InputError("--checkpoint has a model of its own; give it without --model")
     model = str(checkpoint / "config.json") if checkpoint else model or "small"
     tp = tp if tp is not None else (DEMO_TP if model == "demo" else 1)
-    card = _card(model, tp)
+    card = card_of(model, tp)
     if model == "demo":
         from ..decode.demo import demo_card
         from ..decode.memory import free_memory
@@ -239,9 +176,12 @@ def run_command(
         acceptance_length=acceptance_length,
         draft_checkpoint=draft_checkpoint,
     )
-    loaded = _bundle(bundle, accept)
-    with _progress() as told:
+    loaded = bundle_of(bundle, accept)
+    with progress_bar() as told:
         report = run(card, options, bundle=loaded, progress=told, record=recording)
     emit(report.to_json(), as_json, render_run)
     if not report.ok:
         raise typer.Exit(1)
+
+
+app.command("eval")(eval_command)

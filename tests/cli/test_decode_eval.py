@@ -1,0 +1,67 @@
+"""``k3lab decode eval``: verdicts, exit codes, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from k3lab.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    lines = [{"id": str(n), "prompt_ids": [n, n + 1], "answer_ids": [7]} for n in range(3)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_small_file_concludes_nothing_and_says_so(
+    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["decode", "eval", str(problems), "--tokens", "2", "--rows", "2", "--out", str(tmp_path / "kept.jsonl")]
+    assert run([*call, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["scores"]["tokens"]["verdict"] == "inconclusive" and data["scores"]["tokens"]["problems"] == 3
+    assert data["settings"]["device"] == "cpu" and data["settings"]["weights"] == "random, seed 0"
+    assert data["outputs"]["auto"]["mean_tokens"] == 2
+    assert run([*call, "--strict"]) == 1  # from what was kept
+    text = capsys.readouterr().out
+    assert "no kernel is judged" in text and "inconclusive" in text
+    assert run([*call, "--seed", "1"]) == 2
+    assert "of another evaluation: its seed is 0, now 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tokens", "0"], "tokens 0"),
+        (["--repeats", "2"], "repeats at temperature 0"),
+        (["--model", "large"], "unknown model 'large'"),
+        (["--stop", "x"], "speak of text"),
+        (["--tokenizer", "nowhere"], "cannot read the tokenizer"),
+        (["--accept", "predicted"], "give the bundle"),
+    ],
+)
+def test_wrong_calls_are_one_line(
+    problems: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert run(["decode", "eval", str(problems), *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_text_without_a_tokenizer_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, kept = tmp_path / "aime.jsonl", tmp_path / "kept.jsonl"
+    path.write_text(json.dumps({"problem": "1 + 1?", "answer": 2}))
+    assert run(["decode", "eval", str(path), "--out", str(kept)]) == 2
+    assert "give the model's --tokenizer" in capsys.readouterr().err
+    assert not kept.exists()

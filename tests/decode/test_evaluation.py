@@ -1,0 +1,148 @@
+"""Both backends on one problem file: a sound one is no worse, a fault is found, and nothing that ended is run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from k3lab.decode.evaluation.evaluate import EvalOptions, Record, cases, evaluate
+from k3lab.decode.evaluation.generate import generate
+from k3lab.decode.evaluation.outputs import Asked
+from k3lab.decode.evaluation.problems import ProblemFile, read_problems
+from k3lab.decode.operators import ReferenceOperators
+from k3lab.decode.sharding import ModelTensors
+from k3lab.decode.weights import RankWeights
+from k3lab.kernels import InputError, ModelCard
+
+from .evaluation_case import ANSWER, ROWS, Faulty, backends, dispatcher, prompts, weights_of, write_problems
+
+COUNT = 14
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_tensors: ModelTensors, tiny: ModelCard) -> RankWeights:
+    return weights_of(tiny_tensors, tiny)
+
+
+@pytest.fixture(scope="module")
+def file(weights: RankWeights, tmp_path_factory: pytest.TempPathFactory) -> ProblemFile:
+    path = tmp_path_factory.mktemp("problems") / "made.jsonl"
+    return read_problems(write_problems(path, prompts(COUNT, weights.card.vocab_size), weights))
+
+
+OPTIONS = EvalOptions(tokens=ANSWER, rows=ROWS, margin=0.3)
+
+
+def test_a_sound_backend_loses_nothing(weights: RankWeights, file: ProblemFile) -> None:
+    report = evaluate(file, OPTIONS, backends(weights))
+    told = report["scores"]["tokens"]
+    assert report["ok"] and told["verdict"] == "no loss" and told["problems"] == COUNT
+    assert told["second"] == 1.0 and told["first"] > 0.9  # FP64: the two differ in the last digits
+    assert report["outputs"]["auto"] == {"mean_tokens": ANSWER, "ended_by_length": COUNT}
+    assert report["drift"]["verdict"] == "inconclusive"  # outputs too short for two windows
+
+
+def test_a_fault_in_one_backend_is_found(weights: RankWeights, file: ProblemFile) -> None:
+    report = evaluate(file, OPTIONS, backends(weights, Faulty))
+    told = report["scores"]["tokens"]
+    assert not report["ok"] and told["verdict"] == "worse" and told["interval"][1] < 0
+
+
+def test_an_output_depends_on_its_prompt_and_seed_alone(weights: RankWeights) -> None:
+    asked = [Asked(tuple(ids), seed) for seed, ids in enumerate(prompts(6, weights.card.vocab_size))]
+    together = dict(
+        generate(dispatcher(weights, ReferenceOperators(weights.card), 16), asked, rows=4, most=5, temperature=1.0)
+    )
+    alone = dict(
+        generate(dispatcher(weights, ReferenceOperators(weights.card), 16, 1), asked, rows=1, most=5, temperature=1.0)
+    )
+    assert {n: one.tokens for n, one in together.items()} == {n: one.tokens for n, one in alone.items()}
+    torch.testing.assert_close(torch.tensor([one.logprobs for one in map(together.get, range(6))]),
+                               torch.tensor([one.logprobs for one in map(alone.get, range(6))]))  # fmt: skip
+    assert len({tuple(one.tokens) for one in together.values()}) == 6
+    again = dict(generate(dispatcher(weights, ReferenceOperators(weights.card), 16), [Asked(asked[0].ids, 99)], rows=4, most=5, temperature=1.0))  # fmt: skip
+    assert again[0].tokens != together[0].tokens
+
+
+def test_a_stop_token_ends_an_output(weights: RankWeights) -> None:
+    asked = [Asked(tuple(ids), 0) for ids in prompts(3, weights.card.vocab_size)]
+    free = dict(generate(dispatcher(weights, ReferenceOperators(weights.card), 16), asked, rows=4, most=5))
+    stop = free[1].tokens[2]
+    held = dict(
+        generate(dispatcher(weights, ReferenceOperators(weights.card), 16), asked, rows=4, most=5, stops={stop})
+    )
+    end = free[1].tokens.index(stop) + 1
+    assert held[1].stopped and held[1].tokens == free[1].tokens[:end]
+    for n, one in held.items():
+        assert one.stopped == (stop in free[n].tokens)
+
+
+def test_what_ended_before_an_interruption_is_not_run_again(
+    weights: RankWeights, file: ProblemFile, tmp_path: Path
+) -> None:
+    path, settings = tmp_path / "eval.jsonl", {"problems": file.digest, "seed": 0}
+    seen = []
+
+    def say(what: str, done: int, of: int) -> None:
+        seen.append((what, done))
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(file, OPTIONS, backends(weights), record=Record(path, settings), say=say)
+    kept = Record(path, settings).outputs
+    assert len(kept) == 5
+    with path.open("a") as torn:
+        torn.write('\n{"backend": "auto", "pro')
+    seen = [(what, done) for what, done in seen[:-1]]
+    report = evaluate(
+        file, OPTIONS, backends(weights), record=Record(path, settings), say=lambda *told: seen.append(told)
+    )
+    whole = evaluate(file, OPTIONS, backends(weights))
+    assert report["scores"] == whole["scores"] and report["drift"] == whole["drift"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:] if line and not line.endswith('"pro')]
+    assert len(lines) == 2 * COUNT == len({(one["backend"], one["problem"]) for one in lines})
+    with pytest.raises(InputError, match="of another evaluation: its seed is 0, now 1"):
+        Record(path, {**settings, "seed": 1})
+
+
+@pytest.mark.parametrize("text", ["", "[1]\n", "{}\n", "none\n"])
+def test_a_file_that_is_no_record_is_left_alone(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(text)
+    if not text:
+        Record(path, {})
+        return
+    with pytest.raises(InputError):
+        Record(path, {})
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": 0}, "tokens 0"),
+        ({"repeats": 3}, "repeats at temperature 0"),
+        ({"margin": 1.0}, "margin is 1.0"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"rows": 65}, "rows 65"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_wrong_options_are_one_line(change: dict[str, float], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        EvalOptions(**change).check()  # type: ignore[arg-type]
+
+
+def test_every_repeat_has_a_seed_of_its_own(file: ProblemFile) -> None:
+    made = cases(file.problems, EvalOptions(repeats=3, temperature=1.0))
+    assert len({one.seed for one in made}) == 3 * COUNT
+    assert cases(file.problems, EvalOptions(repeats=3, temperature=1.0)) == made
+
+
+def test_a_prompt_that_has_no_room_is_refused(weights: RankWeights) -> None:
+    with pytest.raises(InputError, match="prompt 1 has 20 tokens"):
+        list(generate(dispatcher(weights, ReferenceOperators(weights.card), 16), [Asked((1,), 0), Asked((1,) * 20, 0)], rows=2, most=4))  # fmt: skip
