@@ -8,7 +8,7 @@ from cutlass.cute import arch
 
 from ..cute_numbers import as_float, as_word
 from ..cute_streaming import EVICT_FIRST, read
-from .cute_parts import STORE_4, add_lanes, floats, fma, load_text, put_run, run_of, sigmoid
+from .cute_parts import MAYBE_STATE, STORE_4, add_lanes, floats, fma, put_run, run_of, sigmoid
 from .layout import DIM
 
 
@@ -29,7 +29,7 @@ def load_state(
         base = state + state_offset(slot, head, part, t, turn, SPLIT)
         for index in cutlass.range_constexpr(SPLIT.quads):
             at = base + index * (16 * SPLIT.lanes)
-            words += read(load_text(4, True, hinted=True, maybe=True), at, 4, [Int64(EVICT_FIRST), Int64(Int32(on))])
+            words += read(MAYBE_STATE, at, 4, [Int64(EVICT_FIRST), Int64(Int32(on))])
     return words
 
 

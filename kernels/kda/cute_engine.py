@@ -43,7 +43,9 @@ def split_of(problem: Kda, config: Config) -> Split:
 
 def registers(split: Split) -> int:
     """A thread's: at the dependency wait states in flight, gate rows and raw rows; later states, vectors of a step, outputs."""
-    waiting = split.depth * split.state_words + 32 * split.gate_turns + 16 * split.query_turns + 8 * split.value_turns + 28
+    waiting = (
+        split.depth * split.state_words + 32 * split.gate_turns + 16 * split.query_turns + 8 * split.value_turns + 28
+    )
     at_work = min(split.depth + 1, split.together) * split.state_words + split.state_words + 12 * split.quads
     return max(waiting, at_work) + split.steps * (split.turns + 1) + RESERVED_REGISTERS
 
@@ -59,7 +61,7 @@ class CuteEngine(Engine):
     name = "cute"
     family = "kda"
     compiler = "cute"
-    sources = (*(HERE / f"cute_{part}.py" for part in ("step", "core", "tokens", "parts")), HERE / "layout.py", *CUTE_PARTS)
+    sources = (*(HERE / f"cute_{part}.py" for part in ("step", "core", "tokens", "parts")), *CUTE_PARTS)
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """K3's head: the kernel's loads and MMAs are written for its width, rank and taps."""
@@ -106,9 +108,12 @@ class CuteEngine(Engine):
                 ),
                 Constraint(lambda c: int(c["together"]) <= problem.requests, "more requests a block than there are"),
                 Constraint(lambda c: int(c["depth"]) <= int(c["together"]), "more states in flight than a block has"),
-                Constraint(whole_rows, "{lanes} lanes a row and {warps} warps do not share out the rows of {parts} parts"),
                 Constraint(
-                    lambda c: split(c).warps >= split(c).packets, "fewer warps than packets of sums, one warp sends each"
+                    whole_rows, "{lanes} lanes a row and {warps} warps do not share out the rows of {parts} parts"
+                ),
+                Constraint(
+                    lambda c: split(c).warps >= split(c).packets,
+                    "fewer warps than packets of sums, one warp sends each",
                 ),
                 Constraint(
                     lambda c: c["release"] != "loads" or c["depth"] == c["together"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass._mlir.dialects import math
 from cutlass.cute import arch
 
@@ -11,42 +11,41 @@ from ..cute_numbers import EXP2, LOG2E, high, low, unary
 from ..cute_streaming import read
 
 RCP = "rcp.approx.ftz.f32 {$w0}, {$r0};"
-STORE_2, STORE_4 = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};", "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+STORE_2, STORE_4 = (
+    "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};",
+    "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+)
 STORE_HALF = "st.global.u16 [{$r0}], {$r1};"
-WHAT = {1: "u32", 2: "v2.u32", 4: "v4.u32"}
-
-
-def load_text(words: int, early: bool, hinted: bool = False, half: bool = False, maybe: bool = False) -> str:
-    """A load of 32-bit words, or of 16 bits into one.
-
-    Args:
-        words: how many.
-        early: before the dependency wait, of what stays out of L1; such loads are told apart from all others by that.
-        hinted: with an L2 policy, the operand behind the address.
-        half: 16 bits.
-        maybe: only where the last operand is not zero; zeros elsewhere.
-    """
-    names = [f"${word}" for word in range(words)]
-    how = f"ld.global{'.L1::no_allocate' if early else ''}{'.L2::cache_hint' if hinted else ''}"
-    kind = "u16" if half else WHAT[words]
-    to = names[0] if words == 1 else "{" + ", ".join(names) + "}"
-    load = f"{how}.{kind} {to}, [${words}]{f', ${words + 1}' if hinted else ''};"
-    if not maybe:
-        return load
-    zeros = " ".join(f"mov.u32 {name}, 0;" for name in names)
-    return f"{{ .reg .pred p; setp.ne.s64 p, ${words + 1 + hinted}, 0; {zeros} @p {load} }}"
+# loads by whether they come before the dependency wait: those stay out of L1, and are told from all others by that
+WORD = {True: "ld.global.L1::no_allocate.u32 $0, [$1];", False: "ld.global.u32 $0, [$1];"}
+FOUR_EARLY = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
+# loads that are left out, and give zeros, where the last operand is zero
+WHERE = "{ .reg .pred p; setp.ne.s64 p, "
+ZERO = "mov.u32 $0, 0; "
+ZEROS_2 = ZERO + "mov.u32 $1, 0; "
+ZEROS_4 = ZEROS_2 + "mov.u32 $2, 0; mov.u32 $3, 0; "
+MAYBE = {
+    (2, True): WHERE + "$3, 0; " + ZEROS_2 + "@p ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2]; }",
+    (2, False): WHERE + "$3, 0; " + ZEROS_2 + "@p ld.global.v2.u32 {$0, $1}, [$2]; }",
+    (4, True): WHERE + "$5, 0; " + ZEROS_4 + "@p ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4]; }",
+    (4, False): WHERE + "$5, 0; " + ZEROS_4 + "@p ld.global.v4.u32 {$0, $1, $2, $3}, [$4]; }",
+}
+MAYBE_HALF = WHERE + "$2, 0; " + ZERO + "@p ld.global.u16 $0, [$1]; }"
+MAYBE_STATE = (
+    WHERE + "$6, 0; " + ZEROS_4 + "@p ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5; }"
+)
 
 
 @cute.jit
 def maybe(address: Int64, WORDS: cutlass.Constexpr, on: cutlass.Boolean, EARLY: cutlass.Constexpr):
     """Words of one load where ``on`` holds, zeros elsewhere."""
-    return read(load_text(WORDS, EARLY, maybe=True), address, WORDS, [Int64(Int32(on))])
+    return read(MAYBE[WORDS, EARLY], address, WORDS, [Int64(Int32(on))])
 
 
 @cute.jit
 def half(address: Int64, on: cutlass.Boolean):
     """One BF16 value as FP32 where ``on`` holds, zero elsewhere; after the dependency wait."""
-    (word,) = read(load_text(1, False, half=True, maybe=True), address, 1, [Int64(Int32(on))])
+    (word,) = read(MAYBE_HALF, address, 1, [Int64(Int32(on))])
     return low(word)
 
 
@@ -75,7 +74,7 @@ def put_run(tensor: cute.Tensor, index: Int32, values: list):
 
 @cute.jit
 def fma(a: Float32, b: Float32, c: Float32):
-    """a b + c, rounded once."""
+    """The product of two and the third, rounded once."""
     return Float32(math.fma(a.ir_value(), b.ir_value(), c.ir_value()))
 
 
@@ -116,5 +115,5 @@ def slot_of(
     Requests beyond the last have its slots.
     """
     at = cutlass.min(request, SPLIT.requests - 1) * SPLIT.slots + column
-    (word,) = read(load_text(1, EARLY), slots + Int64(at) * 4, 1, [])
+    (word,) = read(WORD[EARLY], slots + Int64(at) * 4, 1, [])
     return Int32(word) - 1

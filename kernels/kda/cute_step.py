@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..cute_numbers import RSQRT, as_float, rounded, unary
+from ..cute_numbers import RSQRT, rounded, unary
 from ..cute_streaming import read
 from .cute_core import (
     as_floats,
@@ -17,7 +17,7 @@ from .cute_core import (
     store_state,
     update,
 )
-from .cute_parts import STORE_HALF, floats, half, load_text, put_run, slot_of
+from .cute_parts import STORE_HALF, WORD, floats, half, put_run, slot_of
 from .cute_tokens import (
     convolved,
     copy_taps,
@@ -66,14 +66,14 @@ def step(
         makes.append((number, run, slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT)))
     weights = gate_weights(f_b, head, warp, lane, SPLIT)
     biases = gate_biases(dt_bias, head, warp, lane, SPLIT)
-    (a_word,) = read(load_text(1, True), a_log + Int64(head) * 4, 1, [])
+    (a_word,) = read(WORD[True], a_log + Int64(head) * 4, 1, [])
     channel = head * DIM + lane * 4
     copy_taps([conv_q, conv_k, conv_v], head, part, t, memory, SPLIT)
     value_channel = head * DIM + part * SPLIT.slice_rows + makes[0][1] * 4
     norms = []
     for turn in cutlass.range_constexpr(SPLIT.turns):
         row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
-        norms += read(load_text(1, True), o_norm + Int64(row) * 4, 1, [])
+        norms += read(WORD[True], o_norm + Int64(row) * 4, 1, [])
     old_queries, old_values = [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number = SPLIT.query(warp, turn)
@@ -133,11 +133,17 @@ def step(
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number = old_queries[turn][0]
         if number < SPLIT.steps:
-            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars, SPLIT)
+            make_query_and_key(
+                windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars, SPLIT
+            )
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, run, _ = makes[turn]
         if number < SPLIT.steps:
-            put_run(values, number * SPLIT.slice_quads + run, convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * 4, SPLIT)))
+            put_run(
+                values,
+                number * SPLIT.slice_quads + run,
+                convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * 4, SPLIT)),
+            )
     # of no use before, and registers are free only now
     write_slots = [
         slot_of(slots, first_request + s // SPLIT.tokens, Int32(1 + s % SPLIT.tokens), False, SPLIT)

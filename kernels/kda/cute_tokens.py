@@ -12,7 +12,7 @@ from cutlass.cute import arch
 
 from ..cute_numbers import EXP2, LOG2E, RSQRT, as_float, low, rounded, sum_lanes, unary
 from ..cute_streaming import MMA, read
-from .cute_parts import fma, four, load_text, maybe, put_run, run_of, sigmoid, store_pair
+from .cute_parts import FOUR_EARLY, WORD, fma, four, maybe, put_run, run_of, sigmoid, store_pair
 from .layout import DIM, GATE_TILES, RANK, TAPS
 
 L2_EPS = 1e-6
@@ -27,7 +27,7 @@ def copy_taps(convs: list, head: Int32, part: Int32, t: Int32, memory: cute.Poin
         for kind in cutlass.range_constexpr(3):
             begin, end = kind * DIM, SPLIT.channels if kind == 2 else (kind + 1) * DIM
             # most turns are of one kind
-            if cutlass.const_expr(turn * SPLIT.threads < end and (turn + 1) * SPLIT.threads > begin):
+            if cutlass.const_expr(turn * SPLIT.threads < end and (turn + 1) * SPLIT.threads > begin):  # noqa: SIM102, compiled in or not, then asked at run time
                 if (number >= begin) & (number < end):
                     first = head * DIM + (part * SPLIT.slice_rows if kind == 2 else 0) - begin
                     to = (memory + (SPLIT.taps_at // 4 + SPLIT.tap_place(number) * TAPS)).toint()
@@ -54,7 +54,9 @@ def history(conv_state: Int64, slot: Int32, column: Int32, token: Int32, on: cut
 
 
 @cute.jit
-def window(old: list, proj: Int64, row: Int32, column: Int32, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
+def window(
+    old: list, proj: Int64, row: Int32, column: Int32, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr
+):
     """The whole window of a token, two words a row, oldest first."""
     words = []
     for j in cutlass.range_constexpr(TAPS):
@@ -88,7 +90,8 @@ def keep_window(
     part: Int32, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """The last three raw rows of a window, to the slot written after the token. ``SHARED``: all blocks of the head have
-    these columns, each writes rows of its own."""
+    these columns, each writes rows of its own.
+    """
     for j in cutlass.range_constexpr(TAPS - 1):
         mine = on & (slot >= 0)
         if cutlass.const_expr(SHARED and SPLIT.parts > 1):
@@ -129,7 +132,7 @@ def gate_weights(f_b: Int64, head: Int32, warp: Int32, lane: Int32, SPLIT: cutla
                 row = head * DIM + tile * 16 + upper * 8 + lane // 4
                 at = f_b + (Int64(row) * RANK + chunk * 32 + lane % 4 * 8) * 2
                 if cutlass.const_expr(SPLIT.warps <= GATE_TILES):
-                    words += read(load_text(4, True), at, 4, [])
+                    words += read(FOUR_EARLY, at, 4, [])
                 else:
                     words += maybe(at, 4, tile < GATE_TILES, True)
     return words
@@ -143,7 +146,7 @@ def gate_biases(dt_bias: Int64, head: Int32, warp: Int32, lane: Int32, SPLIT: cu
         for upper in cutlass.range_constexpr(2):
             tile = cutlass.min(warp + turn * SPLIT.warps, GATE_TILES - 1)
             at = dt_bias + (Int64(head * DIM + tile * 16 + upper * 8 + lane // 4)) * 4
-            words += read(load_text(1, True), at, 1, [])
+            words += read(WORD[True], at, 1, [])
     return words
 
 
@@ -176,7 +179,7 @@ def make_decay(
             gate = low(rounded(total, Float32(0.0)))
             share = sigmoid(scale * (gate + as_float(biases[2 * turn + e // 2])))
             decay = unary(EXP2, share * Float32(BOUND * LOG2E))
-            if cutlass.const_expr(e % 2 < SPLIT.steps):
+            if cutlass.const_expr(e % 2 < SPLIT.steps):  # noqa: SIM102
                 if (step < SPLIT.steps) & (tile < GATE_TILES):
                     decays[step * (3 * DIM) + key, 0] = decay
 

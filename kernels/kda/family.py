@@ -152,8 +152,9 @@ class KdaFamily(TwinFamily):
         assert isinstance(problem, Kda)
         own = (*self.rotated, "states", "conv_states")
         one = sum(tensors[name].numel() * tensors[name].element_size() for name in own)
-        room = torch.cuda.mem_get_info()[0] // 2 if tensors["state"].is_cuda else rotate_bytes
-        count = max(1, min(-(-rotate_bytes // one) + 1, room // one))
+        count = -(-rotate_bytes // one) + 1
+        if tensors["state"].is_cuda:
+            count = max(1, min(count, torch.cuda.mem_get_info()[0] // 2 // one))
         copies = [{**tensors, **{name: tensors[name].clone() for name in own}} for _ in range(count - 1)]
         return [dict(tensors), *copies]
 

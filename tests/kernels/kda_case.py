@@ -36,7 +36,11 @@ class KdaMachine(Machine):
 
     def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
         """Also FP32 literals as 32 bits."""
-        return super().get(name, who, kind).view(DTYPES[kind]) if name[:2] in ("0f", "0F") else super().get(name, who, kind)
+        return (
+            super().get(name, who, kind).view(DTYPES[kind])
+            if name[:2] in ("0f", "0F")
+            else super().get(name, who, kind)
+        )
 
     def do_ex2(self, step: Step, who: np.ndarray) -> None:
         with np.errstate(all="ignore"):
@@ -46,10 +50,19 @@ class KdaMachine(Machine):
         with np.errstate(all="ignore"):
             self.put(step.args[0], who, np.float32(1) / np.sqrt(self.get(step.args[1], who, "f32")))
 
+    def do_cp(self, step: Step, who: np.ndarray) -> None:
+        """Asynchronous copies, done at once."""
+        if step.name[2] == "cg":
+            self.note(step, who)
+            to, source = self.address(step.args[0], who, "u32"), self.address(step.args[1], who, "u64")
+            assert (to % 16 == 0).all() and (source % 16 == 0).all()
+            span = np.arange(16)
+            self.shared[self.local[who][:, None], to[:, None] + span] = self.memory[source[:, None] + span]
+
     def note(self, step: Step, who: np.ndarray) -> None:
         early = who[~self.waited[who]]
         if len(early):
-            assert step.name[0] == "ld", f"{'.'.join(step.name)} before the dependency wait"
+            assert step.name[0] in ("ld", "cp"), f"{'.'.join(step.name)} before the dependency wait"
             address = step.args[1]
             self.touched.update(int(one) for one in self.address(address, early, "u64"))
         self.times = getattr(self, "times", 0) + 1
