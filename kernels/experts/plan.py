@@ -93,8 +93,9 @@ class Plan:
 
     @property
     def depth2(self) -> int:
-        """Steps in flight in the second product: what divides them and the ring holds."""
-        return max(size for size in range(1, self.depth + 1) if self.steps2 % size == 0)
+        """Steps in flight in the second product: what divides them, and no more than the unit before it asks ahead for."""
+        before = self.shared_depth2 if self.wide and not self.reserved else self.depth
+        return max(size for size in range(1, before + 1) if self.steps2 % size == 0)
 
     @property
     def batch(self) -> int:

@@ -21,6 +21,7 @@ from k3lab.kernels.experts import layout, plan
 
 HERE = Path(kernels.__file__).parent
 SOURCES = [
+    HERE / "cute_numbers.py",
     HERE / "cute_streaming.py",
     HERE / "cute_waits.py",
     *(HERE / "experts" / f"cute_{name}.py" for name in ("parts", "mxfp8", "ring", "group", "shared", "experts")),

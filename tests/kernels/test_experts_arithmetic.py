@@ -33,6 +33,11 @@ CASES = {
         {"depth": 1, "x_depth": 1, "tasks": 2},
         2,
     ),
+    "a shared expert whose last units ask for fewer steps ahead": (
+        {"rows": 2, "latent": 256, "hidden": 256, "intermediate": 64},
+        {"depth": 4, "x_depth": 4, "tasks": 2},
+        2,
+    ),
     "MXFP8 activations, both scales rounded up": (
         {"rows": 3, "latent": 256, "kind": "mxfp8_ceil"},
         {"latent_rounding": "ceil", "hidden_rounding": "ceil"},

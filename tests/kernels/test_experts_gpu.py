@@ -118,6 +118,15 @@ def test_blocks_for_the_shared_expert_alone_change_no_bit(device, rows, reserved
             case.judge(live)
 
 
+@pytest.mark.parametrize("change", [{"tasks": 7}, {"warps": 8, "depth": 14, "x_depth": 2, "tasks": 7}])
+def test_a_unit_of_many_tasks_behind_the_shared_expert(device, change):
+    """Its ring holds more steps than the shared expert's unit before it asks ahead for."""
+    case = Case(device, exact_problem(8, "bf16"), CUTE, **change)
+    for _ in range(3):
+        case.run()
+        case.judge()
+
+
 def test_invariant_results_have_the_same_bits_at_any_rows(device):
     """Of random inputs, where the order of a sum shows."""
     from k3lab.kernels import K3

@@ -27,6 +27,8 @@ SHAPES = [
     plan(8, 8),
     plan(8, 4),
     plan(33, 16, "routed", tasks=7),
+    plan(8, tasks=7),
+    plan(8, tasks=7, reserved=16),
 ]
 
 
@@ -59,11 +61,23 @@ def test_units_cover_every_block_of_the_weights_once(made: Plan) -> None:
         assert sorted(second) == list(range(made.hidden // 8 * made.wide // 32))
 
 
+def asked_ahead(made: Plan) -> list[tuple[int, int]]:
+    """Steps in flight in a unit, which are those it asks for of the next one, and in the one behind it in some block."""
+    routed, shared = (made.depth, made.depth2), (made.depth, made.shared_depth2)
+    if not made.wide:
+        return [routed]
+    if made.reserved:
+        return [routed, shared]
+    # a block may lack units of any kind but the first
+    return [(made.depth, made.depth), routed, shared, (made.shared_depth2, made.depth2)]
+
+
 @pytest.mark.parametrize("made", SHAPES)
 def test_the_ring_meets_its_slots_again_from_unit_to_unit(made: Plan) -> None:
     """A step of the next unit lands in the slot it is taken from: what is in flight divides the steps of each kind of unit."""
     assert made.steps1 % made.depth == made.steps1 % made.x_depth == made.steps2 % made.depth2 == 0
-    assert made.depth2 <= made.depth and made.shared_depth2 <= made.depth
+    for before, after in asked_ahead(made):
+        assert after <= before, "a unit takes steps that the one before it never asked for"
     if made.wide:
         assert made.shared_steps1 % made.depth == made.shared_steps2 % made.shared_depth2 == 0
     assert made.groups2 % made.batch == 0
