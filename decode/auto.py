@@ -19,6 +19,8 @@ from ..kernels.collectives import Collectives
 from ..kernels.kda.twin import KdaWeights
 from ..kernels.mla.twin import MlaWeights
 from ..kernels.mxfp4 import E2M1, decode_scale
+from .expert_memory import routed_of, shared_of
+from .kda_slots import KdaSlots
 from .tensors import EXPERT_ROWS
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
 
@@ -91,23 +93,23 @@ class AutoOperators:
         """One GEMM on the packed rows."""
         return F.linear(x, attention.in_proj)
 
-    def kda(
-        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def kda(self, proj: Tensor, attention: KdaAttention, states: KdaSlots, q_len: int) -> Tensor:
         """Convolution of all tokens at once, then the recurrence token by token in FP32."""
         core = attention.core
+        conv, state = states.read()
         q, k, v, log_decay, beta, gate, history = self._kda_parts(proj, core, conv, q_len)
         decay = log_decay.exp()
-        running, outs, states = state, [], []
+        running, outs, after = state, [], []
         for t in range(q_len):
             running = running * decay[:, t, :, None, :]
             error = beta[:, t] * (v[:, t] - torch.einsum("bhvk,bhk->bhv", running, k[:, t]))
             running = running + error[..., None] * k[:, t, :, None, :]
             outs.append(torch.einsum("bhvk,bhk->bhv", running, q[:, t]))
-            states.append(running)
+            after.append(running)
         size = core.conv_q.shape[1]
         convs = torch.stack([history[:, t + 1 : t + size] for t in range(q_len)], dim=1)
-        return self._kda_out(torch.stack(outs, dim=1), gate, core), convs, torch.stack(states, dim=1)
+        states.write(convs, torch.stack(after, dim=1))
+        return self._kda_out(torch.stack(outs, dim=1), gate, core)
 
     def _kda_parts(self, proj: Tensor, core: KdaWeights, conv: Tensor, q_len: int) -> KdaParts:
         """All that precedes the recurrence, of all tokens at once: conv, norms, gates."""
@@ -234,18 +236,18 @@ class AutoOperators:
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
         """The chosen experts' bytes are gathered and dequantised; one batched GEMV a projection."""
-        wide, bank, parts = _wide(latent), mlp.experts, []
+        wide, parts = _wide(latent), []
         for start in range(0, latent.shape[0], EXPERT_ROWS):
             z, chosen = latent[start : start + EXPERT_ROWS], ids[start : start + EXPERT_ROWS]
             count, top = chosen.shape
-            flat = chosen.flatten()
+            bank = routed_of(mlp, chosen.flatten())
             column = z[:, None].expand(count, top, -1).reshape(count * top, -1, 1)
-            gate = torch.bmm(self._dequantize(bank.w1[flat], bank.w1_scale[flat]), column)
-            up = torch.bmm(self._dequantize(bank.w3[flat], bank.w3_scale[flat]), column)
-            out = torch.bmm(self._dequantize(bank.w2[flat], bank.w2_scale[flat]), self._situ(gate, up))
+            gate = torch.bmm(self._dequantize(bank.w1, bank.w1_scale), column)
+            up = torch.bmm(self._dequantize(bank.w3, bank.w3_scale), column)
+            out = torch.bmm(self._dequantize(bank.w2, bank.w2_scale), self._situ(gate, up))
             share = weights[start : start + EXPERT_ROWS, :, None].to(wide)
             parts.append((out.view(count, top, -1).to(wide) * share).sum(1).to(latent.dtype))
-        return torch.cat(parts), self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+        return torch.cat(parts), self._mlp(x, *shared_of(mlp))
 
     def _mlp(self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         return F.linear(self._situ(F.linear(x, gate), F.linear(x, up)), down)

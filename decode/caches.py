@@ -5,6 +5,9 @@ Every request owns a slot. KDA state and history are kept after every token of t
 step is choosing another snapshot. MLA rows of rejected tokens are simply overwritten, because rows at
 or beyond the context length are never read. Lengths and block tables are kept on the host, for
 allocation, and on the device, for the step; nothing here reads back from the device.
+
+A captured step has a fixed number of rows; where fewer requests run, the padding slot stands in for the
+missing ones: it has memory of its own, is never admitted, and its context stays empty.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ class DecodeCache:
     Attributes:
         kda_states: per KDA layer [requests, verify, h/T, V, K], FP32 (FP64 in an FP64 model).
         kda_convs: per KDA layer [requests, verify, W-1, 3hD/T], raw projections in the model's dtype.
+        kda_pools: per KDA layer history and state as kernels index them, [1 + requests * verify, ...]; entry 0 is nobody's.
         mla: per MLA layer [blocks, block_size, kv_lora + rope], BF16, FP8 E4M3 or FP64.
         block_table: [requests, blocks a request], int32; unused entries point at block 0.
         context: [requests], int32, accepted tokens.
@@ -40,9 +44,10 @@ class DecodeCache:
         max_verify: int = 1,
         block_size: int = 16,
         blocks: int | None = None,
+        padding: bool = False,
         device: str | torch.device = "cpu",
     ) -> None:
-        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``.
+        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``. ``padding``: with a padding slot.
 
         Raises:
             InputError: a size below 1, or TP does not divide.
@@ -66,25 +71,32 @@ class DecodeCache:
         heads, dim = card.kda_num_heads // tp, card.kda_head_dim
         state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         kinds = list(enumerate(card.layer_kinds))
-        snapshots = (max_requests, max_verify)
-        history = (card.kda_conv_size - 1, 3 * heads * dim)
-        self.kda_states = {
-            layer: torch.zeros(*snapshots, heads, dim, dim, dtype=state_dtype, device=device)
-            for layer, kind in kinds
-            if kind == "kda"
+        slots = max_requests + padding
+        history, state = (card.kda_conv_size - 1, 3 * heads * dim), (heads, dim, dim)
+
+        def pool(shape: tuple[int, ...], kept: torch.dtype) -> torch.Tensor:
+            return torch.zeros(1 + slots * max_verify, *shape, dtype=kept, device=device)
+
+        self.kda_pools = {
+            layer: (pool(history, dtype), pool(state, state_dtype)) for layer, kind in kinds if kind == "kda"
         }
-        self.kda_convs = {
-            layer: torch.zeros(*snapshots, *history, dtype=dtype, device=device) for layer in self.kda_states
-        }
+        self.kda_convs, self.kda_states = (
+            {layer: pools[which][1:].unflatten(0, (slots, max_verify)) for layer, pools in self.kda_pools.items()}
+            for which in (0, 1)
+        )
         row = card.kv_lora_rank + card.qk_rope_head_dim
+        spare = min(-(-max_verify // block_size), per_request) if padding else 0
         self.mla = {
-            layer: torch.zeros(self.blocks, block_size, row, dtype=cache_dtype or dtype, device=device)
+            layer: torch.zeros(self.blocks + spare, block_size, row, dtype=cache_dtype or dtype, device=device)
             for layer, kind in kinds
             if kind == "mla"
         }
-        self.block_table = torch.zeros(max_requests, per_request, dtype=torch.int32, device=device)
-        self.context = torch.zeros(max_requests, dtype=torch.int32, device=device)
-        self.snapshot = torch.zeros(max_requests, dtype=torch.int64, device=device)
+        self.block_table = torch.zeros(slots, per_request, dtype=torch.int32, device=device)
+        self.context = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.snapshot = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.padding = max_requests if padding else None
+        if padding:
+            self.block_table[max_requests, :spare] = torch.arange(self.blocks, self.blocks + spare, dtype=torch.int32)
         self._free_blocks = list(range(self.blocks - 1, -1, -1))
         self._owned: dict[int, list[int]] = {}
         self._lengths: dict[int, int] = {}
@@ -263,11 +275,17 @@ class DecodeCache:
             self._pending.pop(slot, None)
 
     def advance(self, slots: torch.Tensor, counts: torch.Tensor) -> None:
-        """Device side of :meth:`accept`: int64 slots [B], int32 counts [B]; can be captured."""
+        """Device side of :meth:`accept`: int64 slots [B], int32 counts [B], 0 for the padding slot; can be captured."""
         self.context.index_add_(0, slots, counts)
-        self.snapshot[slots] = counts.long() - 1
+        self.snapshot[slots] = counts.long().sub(1).clamp(min=0)
 
     # -- what the step reads and writes ---------------------------------------------------------
+    def kda_places(self, slots: torch.Tensor, q_len: int) -> torch.Tensor:
+        """Entries of :attr:`kda_pools`, int32 [B, 1 + q]: what a request's step starts from, and one for each of its tokens."""
+        token = torch.arange(q_len, device=slots.device).expand(slots.shape[0], -1)
+        which = torch.cat([self.snapshot[slots][:, None], token], dim=1)
+        return (1 + slots[:, None] * self.max_verify + which).to(torch.int32)
+
     def kda_read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Conv history [B, W-1, 3hD/T] and state [B, h/T, V, K] after the last accepted token."""
         chosen = self.snapshot[slots]

@@ -117,12 +117,16 @@ def _some(experts: ExpertWeights, where: slice) -> ExpertWeights:
 def hold(mlp: MoeMlp) -> dict[str, Tensor]:
     """Turn a layer's experts into the held layout, in place; returns the views that kernels read.
 
-    Until :func:`release`, ``mlp.experts`` and its shared expert are other bits in the same memory and mean nothing.
+    Until :func:`release`, ``mlp.experts`` and its shared expert are other bits in the same memory: whoever wants them in
+    the checkpoint's layout asks :func:`routed_of` and :func:`shared_of`. A layer that is held already stays so.
 
     Raises:
         InputError: the memory was not laid out for it.
     """
     views, shared = held_experts(mlp.experts), held_shared(mlp)
+    if mlp.layout.held:
+        return {**views, **shared}
+    mlp.layout.held = True
     for start in range(0, mlp.experts.w1.shape[0], EXPERTS_AT_A_TIME):
         where = slice(start, start + EXPERTS_AT_A_TIME)
         for name, made in load(_some(mlp.experts, where)).items():
@@ -134,6 +138,8 @@ def hold(mlp: MoeMlp) -> dict[str, Tensor]:
 
 def release(mlp: MoeMlp) -> None:
     """Inverse of :func:`hold`: the checkpoint's layout again, bit for bit."""
+    if not mlp.layout.held:
+        return
     views, shared = held_experts(mlp.experts), held_shared(mlp)
     for start in range(0, mlp.experts.w1.shape[0], EXPERTS_AT_A_TIME):
         where = slice(start, start + EXPERTS_AT_A_TIME)
@@ -144,6 +150,26 @@ def release(mlp: MoeMlp) -> None:
     # all three are read before one is written: gate and up share the memory of gate_up
     for target, made in zip((mlp.shared_gate, mlp.shared_up, mlp.shared_down), (gate, up, down), strict=True):
         target.copy_(made)
+    mlp.layout.held = False
+
+
+def routed_of(mlp: MoeMlp, chosen: Tensor | None = None) -> ExpertWeights:
+    """Experts in the checkpoint's layout, whichever they are in: all of them, or copies of those of int64 ids [n]."""
+    if not mlp.layout.held:
+        everyone = mlp.experts
+        return (
+            everyone if chosen is None else ExpertWeights(**{name: one[chosen] for name, one in vars(everyone).items()})
+        )
+    views = held_experts(mlp.experts)
+    return unload({name: view if chosen is None else view[chosen] for name, view in views.items()})
+
+
+def shared_of(mlp: MoeMlp) -> tuple[Tensor, Tensor, Tensor]:
+    """Gate, up and down of the shared expert in the checkpoint's layout, whichever they are in."""
+    if not mlp.layout.held:
+        return mlp.shared_gate, mlp.shared_up, mlp.shared_down
+    views = held_shared(mlp)
+    return unload_shared(views["gate_up"], views["down"])
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from ..kernels.mla.twin import mla
 from ..kernels.moe_tail.twin import moe_tail
 from ..kernels.output_projection.twin import add_residual, output_projection
 from ..kernels.router.twin import front, route
+from .expert_memory import routed_of, shared_of
+from .kda_slots import KdaSlots
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
 
 
@@ -42,10 +44,8 @@ class Operators(Protocol):
         """[n, H] to [n, N]."""
         ...
 
-    def kda(
-        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gated output [n, hD/T], and history and state after every token."""
+    def kda(self, proj: Tensor, attention: KdaAttention, states: KdaSlots, q_len: int) -> Tensor:
+        """Gated output [n, hD/T]; history and state after every token are left in their slots."""
         ...
 
     def mla(
@@ -126,12 +126,12 @@ class ReferenceOperators:
         """See :class:`Operators`."""
         return project(x, attention.in_proj)
 
-    def kda(
-        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def kda(self, proj: Tensor, attention: KdaAttention, states: KdaSlots, q_len: int) -> Tensor:
         """See :class:`Operators`."""
         bound, eps = self.card.kda_gate_lower_bound, self.card.rms_norm_eps
-        return kda(proj, attention.core, conv, state, q_len=q_len, lower_bound=bound, eps=eps)
+        out, *after = kda(proj, attention.core, *states.read(), q_len=q_len, lower_bound=bound, eps=eps)
+        states.write(*after)
+        return out
 
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
@@ -176,9 +176,9 @@ class ReferenceOperators:
         """See :class:`Operators`."""
         beta, linear_beta = self.card.situ_beta, self.card.situ_linear_beta
         partial = routed(
-            latent, ids, weights, mlp.experts, activations=self.activations, beta=beta, linear_beta=linear_beta
+            latent, ids, weights, routed_of(mlp), activations=self.activations, beta=beta, linear_beta=linear_beta
         )
-        return partial, self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+        return partial, self._mlp(x, *shared_of(mlp))
 
     def _mlp(self, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
         return shared(x, gate, up, down, beta=self.card.situ_beta, linear_beta=self.card.situ_linear_beta)

@@ -12,6 +12,8 @@ from torch import Tensor
 from ..kernels.collectives import Collectives
 from .auto import AutoOperators, _wide
 from .chunked_kda import delta_rule_of_many
+from .expert_memory import routed_of, shared_of
+from .kda_slots import KdaSlots
 from .weights import KdaAttention, MlaAttention, MoeMlp
 
 SCORES = 2**25
@@ -19,22 +21,22 @@ SCORES = 2**25
 
 
 class PrefillOperators(AutoOperators):
-    """See :class:`~k3lab.decode.operators.Operators`; one request, and only what decode goes on from is returned.
+    """See :class:`~k3lab.decode.operators.Operators`; one request, and only what decode goes on from is kept.
 
-    KDA returns history and state after the last token alone, the head the logits of the last row alone.
+    KDA keeps history and state after the last token alone, the head returns the logits of the last row alone.
     """
 
     name = "prefill"
 
-    def kda(
-        self, proj: Tensor, attention: KdaAttention, conv: Tensor, state: Tensor, q_len: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The recurrence in pieces; history [1, 1, W-1, 3hD] and state [1, 1, h, V, K] after the last token."""
+    def kda(self, proj: Tensor, attention: KdaAttention, states: KdaSlots, q_len: int) -> Tensor:
+        """The recurrence in pieces; what is after the last token goes to the first snapshot."""
         core = attention.core
+        conv, state = states.read()
         q, k, v, log_decay, beta, gate, history = self._kda_parts(proj, core, conv, q_len)
         out, after = delta_rule_of_many(state[0], q[0], k[0], v[0], log_decay[0], beta[0])
         last = history[:, None, history.shape[1] - conv.shape[1] :]
-        return self._kda_out(out[None], gate, core), last, after[None, None]
+        states.write(last, after[None, None])
+        return self._kda_out(out[None], gate, core)
 
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
@@ -69,9 +71,9 @@ class PrefillOperators(AutoOperators):
 
     def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
         """Every chosen expert is dequantised once, for all of its tokens."""
-        wide, bank, top = _wide(latent), mlp.experts, ids.shape[1]
+        wide, top = _wide(latent), ids.shape[1]
         order = ids.flatten().argsort(stable=True)
-        counts = torch.bincount(ids.flatten(), minlength=bank.w1.shape[0]).tolist()
+        counts = torch.bincount(ids.flatten(), minlength=mlp.experts.w1.shape[0]).tolist()
         outs = latent.new_empty(order.shape[0], latent.shape[1])
         start = 0
         for expert, count in enumerate(counts):
@@ -80,12 +82,13 @@ class PrefillOperators(AutoOperators):
             where = order[start : start + count]
             start += count
             z = latent[where // top]
-            gate = F.linear(z, self._dequantize(bank.w1[expert], bank.w1_scale[expert]))
-            up = F.linear(z, self._dequantize(bank.w3[expert], bank.w3_scale[expert]))
-            outs[where] = F.linear(self._situ(gate, up), self._dequantize(bank.w2[expert], bank.w2_scale[expert]))
+            one = routed_of(mlp, torch.tensor([expert], device=ids.device))
+            gate = F.linear(z, self._dequantize(one.w1[0], one.w1_scale[0]))
+            up = F.linear(z, self._dequantize(one.w3[0], one.w3_scale[0]))
+            outs[where] = F.linear(self._situ(gate, up), self._dequantize(one.w2[0], one.w2_scale[0]))
         # summed slot by slot, not as the experts come: the same bits on every run
         routed = (outs.view(-1, top, latent.shape[1]).to(wide) * weights[..., None].to(wide)).sum(1)
-        return routed.to(latent.dtype), self._mlp(x, mlp.shared_gate, mlp.shared_up, mlp.shared_down)
+        return routed.to(latent.dtype), self._mlp(x, *shared_of(mlp))
 
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """GEMM of the last row, all-gather: [1, V]."""

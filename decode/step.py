@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels import InputError
 from ..kernels.collectives import Collectives
 from .caches import DecodeCache
+from .kda_slots import KdaSlots
 from .operators import Operators
 from .weights import KdaAttention, MoeMlp, RankWeights
 
@@ -65,11 +66,13 @@ def forward(
         Logits [n, V] in the model's dtype: row i scores the token that follows ``ids[i]``.
     """
     card = weights.card
+    # before any kernel with a programmatic edge: KDA and MLA kernels read these before they wait
+    context, table = cache.context[slots], cache.block_table[slots]
+    places = cache.kda_places(slots, min(q_len, cache.max_verify))
     with mark("embed"):
         prefix = operators.embed(ids, weights.embed, comm)
         blocks: list[Tensor] = []
         x = operators.attn_res(blocks, prefix, weights.layers[0].attention_mix)
-    context, table = cache.context[slots], cache.block_table[slots]
     last = len(weights.layers) - 1
     for index, layer in enumerate(weights.layers):
         with mark(f"layer {index}"):
@@ -79,9 +82,7 @@ def forward(
                 blocks.append(prefix)
             proj = operators.attention_projection(x, layer.attention)
             if isinstance(layer.attention, KdaAttention):
-                conv, state = cache.kda_read(index, slots)
-                out, convs, states = operators.kda(proj, layer.attention, conv, state, q_len)
-                cache.kda_write(index, slots, convs, states)
+                out = operators.kda(proj, layer.attention, KdaSlots(cache, index, slots, places), q_len)
             else:
                 out = operators.mla(proj, layer.attention, cache.mla[index], table, context, q_len)
             prefix, mlp_input = operators.output_projection(

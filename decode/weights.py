@@ -5,7 +5,7 @@ Shapes are per rank; T is the TP size, H the hidden size. Both backends read thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import ModelCard
@@ -52,6 +52,14 @@ class MlaAttention:
     """[H, h*v/T]."""
 
 
+class Layout:
+    """Which layout a layer's experts are in; see :mod:`k3lab.decode.expert_memory`."""
+
+    def __init__(self) -> None:
+        """The checkpoint's."""
+        self.held = False
+
+
 @dataclass(frozen=True)
 class MoeMlp:
     """A latent MoE."""
@@ -73,6 +81,8 @@ class MoeMlp:
     """[S/T, H]."""
     shared_down: torch.Tensor
     """[H, S/T]."""
+    layout: Layout = field(default_factory=Layout, compare=False, repr=False)
+    """Of the experts and the shared expert, whose memory serves both."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ class RankWeights:
 
 def _bytes(value: Any) -> int:
     if is_dataclass(value):
-        return sum(_bytes(getattr(value, field.name)) for field in fields(value))
+        return sum(_bytes(getattr(value, one.name)) for one in fields(value))
     if isinstance(value, tuple):
         return sum(map(_bytes, value))
     return value.numel() * value.element_size() if hasattr(value, "element_size") else 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
+from k3lab.decode.kda_slots import KdaSlots
 from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.packing import pack
 from k3lab.decode.random_weights import random_tensors
@@ -86,6 +87,19 @@ def test_an_fp8_scale_reaches_the_cache(exact: RankWeights) -> None:
     assert error(pair[2], pair[0]) < 0.05
 
 
+class Noted:
+    """A KDA layer's slots for one operator alone: what it reads is a copy, what it writes is kept."""
+
+    def __init__(self, slots: KdaSlots) -> None:
+        self.found, self.written = [one.clone() for one in slots.read()], ()
+
+    def read(self) -> list[torch.Tensor]:
+        return self.found
+
+    def write(self, *after: torch.Tensor) -> None:
+        self.written = after
+
+
 class Compare:
     """Runs both operators on the same inputs, asserts, and goes on with the twin's result."""
 
@@ -99,11 +113,17 @@ class Compare:
         def call(*args: Any, **options: Any) -> Any:
             # the second operator gets its own copy of what the first one changes
             copies = [arg.clone() if method == "mla" and index == 2 else arg for index, arg in enumerate(args)]
+            if method == "kda":
+                copies[2] = Noted(args[2])
             want = getattr(self.reference, method)(*args, **options)
             got = getattr(self.other, method)(*copies, **options)
             pairs = list(zip(want, got, strict=True)) if isinstance(want, tuple) else [(want, got)]
             if method == "mla":
                 pairs.append((args[2], copies[2]))
+            if method == "kda":
+                own, count = args[2], args[3]
+                pairs.append((own.cache.kda_convs[own.layer][own.slots, :count], copies[2].written[0]))
+                pairs.append((own.cache.kda_states[own.layer][own.slots, :count], copies[2].written[1]))
             for expected, found in pairs:
                 assert found.dtype == expected.dtype or not expected.dtype.is_floating_point, method
                 assert found.shape == expected.shape, method
