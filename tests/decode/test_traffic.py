@@ -1,0 +1,199 @@
+"""Agent traffic: files, made-up sessions, and replays whose times are known because the clock is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from k3lab.decode.dispatch import StepWork
+from k3lab.decode.operators import ReferenceOperators
+from k3lab.decode.sharding import ModelTensors
+from k3lab.decode.traffic.clock import WallClock
+from k3lab.decode.traffic.replay import Replay, Served
+from k3lab.decode.traffic.seen import percentile, seen
+from k3lab.decode.traffic.sessions import Session, Traffic, Turn, read_traffic, traffic_of
+from k3lab.decode.traffic.synthetic import Shape, synthetic
+from k3lab.decode.weights import RankWeights
+from k3lab.kernels import InputError, ModelCard
+
+from .evaluation_case import dispatcher, weights_of
+
+SMALL = Shape(
+    sessions=5, turns=3, system_tokens=6, systems=2, prompt=4, output=3, pause_s=2.0, arrivals_s=1.0, context=60
+)
+
+
+class Costs:
+    """A clock that goes on by what is run: a second a prompt token, ten a decode step."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def pass_until(self, moment: float) -> None:
+        self.at = max(self.at, moment)
+
+
+class Counting:
+    """A dispatcher whose work takes time on a :class:`Costs`, and is remembered."""
+
+    def __init__(self, inner: Any, clock: Costs) -> None:
+        self._inner, self._clock = inner, clock
+        self.ran: list[StepWork] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, work: StepWork) -> Any:
+        self.ran.append(work)
+        self._clock.at += sum(map(len, work.prompts.values())) + 10 * bool(work.tokens)
+        return self._inner.run(work)
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_tensors: ModelTensors, tiny: ModelCard) -> RankWeights:
+    return weights_of(tiny_tensors, tiny)
+
+
+def replayed(
+    weights: RankWeights, traffic: Traffic, rows: int = 2, **more: Any
+) -> tuple[list[Served], Replay, Counting]:
+    clock = Costs()
+    runs = Counting(dispatcher(weights, ReferenceOperators(weights.card), traffic.context, rows), clock)
+    replay = Replay(runs, traffic, rows=rows, clock=clock, **more)  # type: ignore[arg-type]
+    return list(replay.run()), replay, runs
+
+
+def session(name: str, *turns: tuple[float, int, int], start: float = 0.0, system: int = 0) -> Session:
+    return Session(name, start, "s" if system else None, system, tuple(Turn(*one) for one in turns))
+
+
+def test_times_of_a_session_alone(weights: RankWeights) -> None:
+    served, replay, _ = replayed(weights, traffic_of([session("a", (1.0, 5, 3), (4.0, 2, 1))]))
+    first, second = served
+    assert (first.due, first.begun, first.first, first.ended) == (1, 1, 6, 26)  # 5 tokens, then 2 steps
+    # the last token was put out and not yet computed: it goes before the two new ones
+    assert (second.due, second.first, second.ended) == (30, 33, 33)
+    assert (first.reused, first.prefilled, second.reused, second.prefilled) == (0, 5, 7, 3)
+    data = seen(served, replay)
+    assert data["user_tokens_a_s"]["p50"] == 2 / 20 and data["group_decode_tokens_a_s"] == 2 / 20
+    assert data["prefill_tokens_a_s"] == 1 and data["request_latency_s"]["p90"] == percentile([25, 3], 0.9)
+    assert data["reused_share"] == 7 / 15 and data["longest_context"] == 11
+
+
+def test_turns_queue_for_rows_in_order_of_being_due(weights: RankWeights) -> None:
+    three = traffic_of(
+        [session(name, (0.0, 1, 2), start=start) for name, start in (("a", 0.0), ("c", 0.2), ("b", 0.1))]
+    )
+    served, *_ = replayed(weights, three, rows=1)
+    assert [one.session for one in served] == ["a", "b", "c"]
+    assert [one.begun for one in served] == [0, 11, 22]
+    assert seen(served, replayed(weights, three, rows=1)[1])["queued_s"]["p50"] == pytest.approx(10.9)
+
+
+def test_a_prompt_holds_the_others_up(weights: RankWeights) -> None:
+    served, *_ = replayed(weights, traffic_of([session("a", (0.0, 1, 3)), session("b", (0.0, 7, 1), start=5.0)]))
+    ended = {one.session: one.ended for one in served}
+    assert ended == {"b": 18, "a": 28}  # a: 1 + 10, b's 7 tokens, 10
+
+
+def test_contexts_that_come_back_give_the_same_tokens(weights: RankWeights) -> None:
+    traffic = synthetic(SMALL, 3)
+
+    def tokens(**more: Any) -> tuple[list[Any], dict[str, Any]]:
+        served, replay, runs = replayed(weights, traffic, **more)
+        decoded = sorted(token for work in runs.ran for token in (ids[0] for ids in work.tokens.values()))
+        return decoded, seen(served, replay)
+
+    kept, told = tokens()
+    again, none = tokens(reuse=False)
+    little, some = tokens(keep_bytes=200_000)
+    assert kept == again == little
+    assert told["reused_tokens"] > some["reused_tokens"] > none["reused_tokens"] == 0
+    assert told["prefilled_tokens"] < some["prefilled_tokens"] < none["prefilled_tokens"]
+    assert told["contexts_given_up"] == 0 < some["contexts_given_up"]
+    assert told["turns"] == sum(len(one.turns) for one in traffic.sessions) == none["turns"]
+
+
+def test_sessions_of_one_system_share_its_state(weights: RankWeights) -> None:
+    two = traffic_of([session("a", (0.0, 2, 1), system=9), session("b", (0.0, 3, 1), start=50.0, system=9)])
+    served, *_ = replayed(weights, two)
+    assert [(one.reused, one.prefilled) for one in served] == [(0, 11), (9, 3)]
+
+
+def test_made_up_traffic_is_the_seeds(tmp_path: Path) -> None:
+    shape = Shape(sessions=40)
+    one = synthetic(shape, 1)
+    assert one == synthetic(shape, 1) and one.digest != synthetic(shape, 2).digest
+    assert all(session.context <= shape.context and session.turns[0].pause_s == 0 for session in one.sessions)
+    assert all("synthetic" in session.name for session in one.sessions)
+    turns = [turn for session in one.sessions for turn in session.turns]
+    assert 4 <= len(turns) / 40 <= 9
+    assert 500 <= percentile([turn.prompt for turn in turns], 0.5) <= 1200  # type: ignore[operator]
+    path = tmp_path / "t.jsonl"
+    path.write_text("\n".join(json.dumps(session.to_json()) for session in one.sessions))
+    assert read_traffic(path) == one
+
+
+GOOD = {"session": "a", "turns": [{"prompt": 1, "output": 1}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            {**GOOD, "turns": [{"pause_s": -1, "prompt": 1, "output": 1}]},
+            "line 1, turn 0: pause_s is -1, must be seconds",
+        ),
+        ({**GOOD, "turns": [{"pause_s": float("nan"), "prompt": 1, "output": 1}]}, "pause_s is nan"),
+        ({**GOOD, "turns": [{"prompt": 0, "output": 1}]}, "prompt is 0, must be a whole number of tokens"),
+        ({**GOOD, "turns": [{"prompt": 1, "output": True}]}, "output is True"),
+        ({**GOOD, "turns": [{"prompt": 1}]}, "turn 0 lacks output"),
+        ({**GOOD, "turns": []}, "turns is no list of turns"),
+        ({**GOOD, "pauses": 1}, "a field 'pauses' that is unknown"),
+        ({**GOOD, "session": 3}, "session is 3, must be a name"),
+        ({**GOOD, "start_s": "1"}, "start_s is '1'"),
+        ({**GOOD, "system": {"name": "x"}}, "system lacks tokens"),
+        ([], "line 1 is no object"),
+        ("{", "line 1 is not JSON"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(line if isinstance(line, str) else json.dumps(line))
+    with pytest.raises(InputError, match=words):
+        read_traffic(path)
+
+
+def test_sessions_that_contradict_each_other_are_refused(weights: RankWeights) -> None:
+    with pytest.raises(InputError, match="'a' is there twice"):
+        traffic_of([session("a", (0.0, 1, 1))] * 2)
+    with pytest.raises(InputError, match="system 's' has 4 tokens, before 3"):
+        traffic_of([session("a", (0.0, 1, 1), system=3), session("b", (0.0, 1, 1), system=4)])
+    with pytest.raises(InputError, match="without a session"):
+        traffic_of([])
+    with pytest.raises(InputError, match="grows to 12 tokens; the cache has room for 8"):
+        Replay(dispatcher(weights, ReferenceOperators(weights.card), 8), traffic_of([session("a", (0.0, 6, 6))]), rows=1, clock=Costs())  # fmt: skip
+    for wrong in (Shape(sessions=0), Shape(sigma=-1.0), Shape(pause_s=-1.0), Shape(system_tokens=70_000)):
+        with pytest.raises(InputError):
+            synthetic(wrong, 0)
+
+
+def test_pauses_are_passed_over_and_counted() -> None:
+    clock = WallClock()
+    clock.pass_until(1000.0)
+    assert 1000 <= clock.now() < 1010
+    clock.pass_until(5.0)
+    assert clock.now() >= 1000
+    real = WallClock(real_pauses=True)
+    real.pass_until(0.05)
+    assert 0.05 <= real.now() < 5
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert percentile([], 0.5) is None and percentile([3.0], 0.9) == 3
+    assert percentile([4.0, 1.0, 2.0, 3.0], 0.5) == 2.5 and percentile([0.0, 10.0], 0.9) == pytest.approx(9)
