@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
@@ -185,3 +186,4 @@ def run_command(
 
 
 app.command("eval")(eval_command)
+app.command("compare")(compare_command)
