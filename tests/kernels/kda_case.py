@@ -161,3 +161,29 @@ def check(done: Run) -> None:
         result = compare(name, got[: done.live], wanted[name][: done.live], FAMILY.tolerance(done.one, name))
         assert result.ok, result.message
         assert bool(got[done.live :].isnan().all()), name
+
+
+def pool(one: Kda, slots: list[list[int]], entries: int, seed: int = 3) -> dict[str, torch.Tensor]:
+    """Inputs with a cache of ``entries`` entries and these slots."""
+    inputs = FAMILY.inputs(one, seed)
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randn((entries, 3, 3 * one.width), generator=generator).to(torch.bfloat16)
+    state = torch.randn((entries, one.heads, 128, 128), generator=generator) * 0.2
+    return {**inputs, "conv_state": history, "state": state, "slots": torch.tensor(slots, dtype=torch.int32)}
+
+
+def expected_in_place(
+    one: Kda, inputs: dict[str, torch.Tensor], live: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, history, state) of a cache updated in place; ``out`` of padding is zero."""
+    history, state, slots = inputs["conv_state"].clone(), inputs["state"].clone(), inputs["slots"]
+    safe = {**inputs, "slots": slots.clone().clamp(min=1)}
+    wanted = FAMILY.twin(one, safe)
+    out, q_len = wanted["out"].clone(), one.q_len
+    for row in range(live):
+        request, token = row // q_len, row % q_len
+        if slots[request, 0] <= 0:
+            out[row] = 0
+        elif (to := int(slots[request, 1 + token])) > 0:
+            history[to - 1], state[to - 1] = wanted["conv_states"][row].to(torch.bfloat16), wanted["states"][row]
+    return out, history, state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .kda_case import FAMILY, READ_EARLY, check, problem, run
+from .kda_case import FAMILY, READ_EARLY, check, expected_in_place, pool, problem, run
 
 FEW = {"parts": 8, "together": 1, "warps": 8, "lanes": 16, "depth": 1, "release": "loads"}
 WIDE = {"parts": 4, "together": 1, "warps": 8, "lanes": 8, "depth": 1, "release": "end"}
@@ -34,30 +34,6 @@ def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
     assert done.early() == READ_EARLY == {*FAMILY.rotated, *FAMILY.constant}
 
 
-def pool(one, slots, entries, seed=3):
-    """Inputs with a cache of ``entries`` entries and these slots."""
-    inputs = FAMILY.inputs(one, seed)
-    generator = torch.Generator().manual_seed(seed)
-    history = torch.randn((entries, 3, 3 * one.width), generator=generator).to(torch.bfloat16)
-    state = torch.randn((entries, one.heads, 128, 128), generator=generator) * 0.2
-    return {**inputs, "conv_state": history, "state": state, "slots": torch.tensor(slots, dtype=torch.int32)}
-
-
-def expected(one, inputs, live):
-    """(out, history, state) of a cache updated in place; ``out`` of padding is zero."""
-    history, state, slots = inputs["conv_state"].clone(), inputs["state"].clone(), inputs["slots"]
-    safe = {**inputs, "slots": slots.clone().clamp(min=1)}
-    wanted = FAMILY.twin(one, safe)
-    out, q_len = wanted["out"].clone(), one.q_len
-    for row in range(live):
-        request, token = row // q_len, row % q_len
-        if slots[request, 0] <= 0:
-            out[row] = 0
-        elif (to := int(slots[request, 1 + token])) > 0:
-            history[to - 1], state[to - 1] = wanted["conv_states"][row].to(torch.bfloat16), wanted["states"][row]
-    return out, history, state
-
-
 @pytest.mark.parametrize(
     ("rows", "live", "kind", "slots", "change"),
     [
@@ -75,7 +51,7 @@ def test_a_cache_updated_in_place_and_padding_never_written(monkeypatch, rows, l
     one = problem(rows, kind, heads=1)
     inputs = pool(one, slots, 8)
     done = run(one, monkeypatch, live=live, inputs=inputs, in_place=True, **change)
-    out, history, state = expected(one, inputs, live)
+    out, history, state = expected_in_place(one, inputs, live)
     assert torch.equal(done.get("conv_states").view(torch.int16), history.view(torch.int16))
     written = {to - 1 for row in slots if row[0] > 0 for to in row[1:] if to > 0}
     for entry in set(range(8)) - written:
