@@ -174,3 +174,44 @@ def run(
         machine.run(block, 1)
     assert memory.guards_hold()
     return Run(one, live, inputs, memory, machine, epoch)
+
+
+def exchange(one: LmHead, monkeypatch: Any, everyone: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+    """Outputs of every rank of a real group, each with mailboxes in the others' reach; one rank after the other.
+
+    First each publishes, and gives up on those that are still to come; then, its record cleared, each runs again.
+    """
+    compiled, text = compiled_ptx(CUTE, one, config(one), monkeypatch)
+    (launch,) = compiled.launches
+    memory, places = Memory(1 << 23), []
+    for inputs in everyone:
+        at = {name: memory.add(f"{name}", bits(tensor)) for name, tensor in inputs.items()}
+        for name, (shape, dtype) in FAMILY.output_specs(one).items():
+            at[name] = memory.add(name, bits(torch.full(shape, -7, dtype=getattr(torch, dtype))))
+        for buffer in compiled.buffers:
+            if not buffer.targets_of:
+                at[buffer.name] = memory.add(buffer.name, np.zeros(buffer.shape, dtype=buffer.dtype))
+        memory.data[at["health"] + 40 : at["health"] + 44].view(np.int32)[0] = 1_000_000
+        places.append(at)
+    step = Board(one.tp, one.rows).slot_bytes
+    for rank, at in enumerate(places):
+        lines = target_rows([other["mailbox"] + rank * step for other in places], [1.0] * one.tp)
+        at["mailbox_targets"] = memory.add("targets", np.array(lines, dtype=np.int64))
+    for again in range(2):
+        for rank, at in enumerate(places):
+            memory.data[at["health"] : at["health"] + 40] = 0
+            memory.data[at["epochs"] : at["epochs"] + 4] = 0
+            numbers = {"rows": one.rows, "rank": rank}
+            values = [numbers[arg.name] if arg.kind == "int32" else at[arg.name] for arg in launch.args]
+            machine = HeadMachine(text, memory.data, values, launch.threads, 1, launch.shared_bytes)
+            machine.tick = 200
+            for block in range(launch.grid[0]):
+                machine.run(block, 1)
+            gave_up = bool(memory.data[at["health"]])
+            assert gave_up == (not again and rank < one.tp - 1), "only who comes before the others misses them"
+    found = []
+    for at in places:
+        whole = {name: memory.data[at[name] : at[name] + 4 * one.rows] for name in ARGMAX}
+        found.append({name: torch.from_numpy(raw.copy()).view(torch.int32) for name, raw in whole.items()})
+        found[-1]["best"] = found[-1]["best"].view(torch.float32)
+    return found

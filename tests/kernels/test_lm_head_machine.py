@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from .lm_head_case import FAMILY, own_slot, run, small, whole_numbers
+from .lm_head_case import FAMILY, exchange, own_slot, run, small, whole_numbers
 
 BEFORE = {"ld.global.L1_no_allocate.L2_cache_hint.v4.u32"}
 # (rows, live rows, config): every shape of MMA, several warps of rows and of K, a last tile that is not full
@@ -110,3 +110,16 @@ def test_after_a_rank_gave_up_nothing_is_published(monkeypatch):
     done = run(small(2), monkeypatch, claimed=True, **CONFIGS[0][2])
     assert not bool(done.get("mailbox").any())
     assert not bool(done.get("keys").any()) and not bool(done.get("arrived").any())
+
+
+def test_every_rank_of_a_group_finds_the_token_of_the_whole_vocabulary(monkeypatch):
+    from k3lab.kernels.lm_head.twin import best_token
+
+    one = small(3, tp=2)
+    everyone = [dict(whole_numbers(one, 30 + rank), h=whole_numbers(one, 41)["h"]) for rank in range(2)]
+    logits = torch.cat([inputs["h"].float() @ inputs["w"].float().T for inputs in everyone], dim=-1)
+    best, ids = best_token(logits.to(torch.bfloat16).float(), 0, 100)
+    assert len({int(token) // 50 for token in ids}) > 1, "tokens of several ranks"
+    for found in exchange(one, monkeypatch, everyone):
+        assert found["ids"].tolist() == ids.tolist()
+        assert torch.equal(found["best"], best)
