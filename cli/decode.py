@@ -11,6 +11,7 @@ import typer
 from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
+from .decode_replay import replay_command, traffic_command
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
 from .output import Json, emit
 
@@ -187,3 +188,5 @@ def run_command(
 
 app.command("eval")(eval_command)
 app.command("compare")(compare_command)
+app.command("traffic")(traffic_command)
+app.command("replay")(replay_command)

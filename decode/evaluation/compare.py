@@ -44,6 +44,7 @@ class Conditions:
         return asdict(self)
 
 
+NO_GPU = "cpu"
 WHY = {
     "gpus": "another number of GPUs: a difference is not the backend's alone",
     "gpu": "another kind of GPU",
@@ -110,7 +111,12 @@ def read_report(path: str | Path) -> Report:
 def differences(a: Report, b: Report) -> list[tuple[str, Any, Any, str]]:
     """Fields that forbid a ratio: name, both values, and why."""
     one, other = a.conditions.to_json(), b.conditions.to_json()
-    return [(name, one[name], other[name], WHY.get(name, "")) for name in one if one[name] != other[name]]
+    found = [(name, one[name], other[name], WHY.get(name, "")) for name in one if one[name] != other[name]]
+    if not found and a.conditions.gpu == NO_GPU:
+        found.append(
+            ("gpu", NO_GPU, NO_GPU, "no GPU: times of twins and of PyTorch on a CPU say nothing of either backend")
+        )
+    return found
 
 
 def compare(a: Report, b: Report) -> dict[str, Any]:

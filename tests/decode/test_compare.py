@@ -65,6 +65,12 @@ def test_speculative_and_plain_share_nothing(tmp_path: Path, capsys: pytest.Capt
     assert {one["field"] for one in data["different"]} == {"drafts", "acceptance"} and data["ratios"] == {}
 
 
+def test_without_a_gpu_there_is_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write(tmp_path / "a", gpu="cpu"), write(tmp_path / "b", gpu="cpu")
+    assert run(["decode", "compare", str(a), str(b)]) == 1
+    assert "say nothing of either backend" in capsys.readouterr().out
+
+
 def test_the_same_conditions_print_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b", backend="latency_specialized")
     assert run(["decode", "compare", str(a), str(b)]) == 0

@@ -1,0 +1,112 @@
+"""One file of traffic through one backend or both, in one run, as reports that can be compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...kernels import InputError
+from .clock import WallClock
+from .seen import seen
+from .sessions import Traffic
+
+if TYPE_CHECKING:
+    from ..dispatch import Dispatcher
+    from .replay import Served
+
+Say = Callable[[str, int, int], None]
+MEASURES = {
+    "user rate, median": ("user_tokens_a_s", "p50", "tok/s/user"),
+    "user rate, P90": ("user_tokens_a_s", "p90", "tok/s/user"),
+    "time to first token, median": ("time_to_first_token_s", "p50", "s"),
+    "time to first token, P90": ("time_to_first_token_s", "p90", "s"),
+    "request latency, median": ("request_latency_s", "p50", "s"),
+    "request latency, P90": ("request_latency_s", "p90", "s"),
+    "prefill rate": ("prefill_tokens_a_s", None, "tok/s"),
+    "group decode rate": ("group_decode_tokens_a_s", None, "tok/s"),
+}
+"""Measure to where it lies in :func:`~k3lab.decode.traffic.seen.seen`, and its unit."""
+
+
+def replay_backend(
+    dispatcher: Dispatcher, traffic: Traffic, *, rows: int, keep_bytes: int, reuse: bool, real_pauses: bool,
+    kept: Callable[[Served], None] | None = None, done: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Replay once; what users saw, and what the tuned path left to ``auto``. ``kept`` gets every turn as it ends."""
+    from .replay import Replay
+
+    replay = Replay(
+        dispatcher, traffic, rows=rows, clock=WallClock(real_pauses=real_pauses), keep_bytes=keep_bytes, reuse=reuse, done=done,
+    )  # fmt: skip
+    turns: list[Served] = []
+    for turn in replay.run():
+        turns.append(turn)
+        if kept:
+            kept(turn)
+    return seen(turns, replay) | {
+        "steps": dispatcher.tally.to_json() if dispatcher.backend != "auto" else None,
+        "each": [one.to_json() for one in turns],
+    }
+
+
+def measures(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The measures of a report; what a replay did not have is left out."""
+    made = {}
+    for name, (key, part, unit) in MEASURES.items():
+        value = told[key] if part is None else told[key][part]
+        if value is not None:
+            made[name] = {"value": value, "unit": unit}
+    return made
+
+
+class Turns:
+    """A file that holds every turn that ended, whatever happens then; a line each."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Begin the file.
+
+        Raises:
+            InputError: it is there, or cannot be written.
+        """
+        self._path = path
+        if path is None:
+            return
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            raise InputError(f"{path} is there already; name another folder, or remove it") from None
+        except OSError as error:
+            raise InputError(f"cannot write {path} ({error.strerror})") from None
+
+    def add(self, turn: Served) -> None:
+        """Keep a turn.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(turn.to_json()) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {self._path} ({error.strerror})") from None
+
+
+def replay_all(
+    traffic: Traffic, backends: Mapping[str, Callable[[int], Dispatcher]], names: Sequence[str], *, out: Path | None = None,
+    say: Say | None = None, **how: Any,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Replay on each of the named backends; see :func:`replay_backend` for ``how``. Turns go to ``out`` as they end.
+
+    Raises:
+        InputError: a turns file that is there already.
+    """
+    files = {name: Turns(out / f"{name}.turns.jsonl" if out else None) for name in names}
+    told = {}
+    for name in names:
+        done = (lambda count, of, name=name: say(f"{name} turns", count, of)) if say else None
+        told[name] = replay_backend(backends[name](traffic.context), traffic, kept=files[name].add, done=done, **how)
+    return told
