@@ -16,11 +16,11 @@ from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
     all_done,
+    factors,
     four,
     load_packets,
     publish_four,
     read_if,
-    scaled,
     settled,
     situ,
     step,
@@ -32,7 +32,6 @@ from .plan import TOKENS
 
 UNSCALE = 2.0 ** -(WEIGHT_EXPONENT + ACTIVATION_EXPONENT)
 ACTIVATION = 2.0**ACTIVATION_EXPONENT
-ACTIVATION_WORD = (ACTIVATION_EXPONENT + 127) * 0x00800080
 LOAD_WEIGHT = "ld.global.u32 $0, [$1];"
 STORE_PAIR = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
 
@@ -198,8 +197,7 @@ def k3_experts_cute_stream(
         acc = [Float32(0.0)] * 8
         for s in cutlass.range_constexpr(PLAN.steps1):
             d, e = 5 * (s % PLAN.depth), 4 * (s % PLAN.x_depth)
-            factors = scaled(held[e : e + 4], Uint32(ACTIVATION_WORD))
-            acc = step(ring[d : d + 4], ring[d + 4], factors, acc)
+            acc = step(ring[d : d + 4], ring[d + 4], factors(held[e : e + 4]), acc)
             ring = refill(ring, s % PLAN.depth, s + PLAN.depth, PLAN.steps1, at, following, True)
             ahead = s + PLAN.x_depth - PLAN.steps1
             if cutlass.const_expr(ahead < 0):

@@ -75,8 +75,14 @@ def quantize_rows(
 
 @cute.jit
 def publish_wide(address: Int64, values: list, epoch: Uint32):
-    """Store a packet of four FP32 values, each to its upper 24 bits: enough to round to four bits after."""
-    words = [as_word(value) + Uint32(0x80) for value in values]
+    """Store a packet of four FP32 values, each in 24 bits: cut off, the last bit set where something was.
+
+    So rounding to four bits after gives what it would have given of all 32, and a NaN, all ones, stays one.
+    """
+    words = []
+    for value in values:
+        word = as_word(value)
+        words.append(word | (((word & Uint32(0xFF)) + Uint32(0xFF)) & Uint32(0x100)))
     upper = [word & Uint32(0xFFFFFF00) for word in words[:3]]
     last = words[3]
     sent = [upper[i] | ((last >> (24 - 8 * i)) & Uint32(0xFF)) for i in range(3)]

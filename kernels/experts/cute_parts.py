@@ -11,7 +11,7 @@ from cutlass.cutlass_dsl import T
 from ..cute_numbers import EXP2, LOG2E, as_float, rounded, unary
 from ..cute_streaming import MMA, read
 from ..cute_waits import FENCE, LOAD_PACKET, LOAD_WORD, POLLS_A_LOOK, ROW, look, publish
-from .layout import LEFT, operands
+from .layout import ACTIVATION_EXPONENT, LEFT, LIFTED, operands
 
 LOAD_SCALE = "ld.global.L1::no_allocate.L2::cache_hint.u32 $0, [$1], $2;"
 LOAD_W_IF = (
@@ -28,6 +28,8 @@ JOIN = "lop3.b32 {$w0}, {$r0}, {$r1}, MASK, 0xE4;"
 SCALE = "{ .reg .b32 f; mov.b32 f, {$r1}; mul.rn.bf16x2 {$w0}, {$r0}, f; }"
 RCP = "rcp.approx.ftz.f32 {$w0}, {$r0};"
 EXPONENT = 0x7F800000
+# powers of two as pairs of BF16
+LIFTED_WORD, ACTIVATION_WORD = (LIFTED + 127) * 0x00800080, (ACTIVATION_EXPONENT + 127) * 0x00800080
 
 
 @cute.jit
@@ -76,6 +78,12 @@ def scaled(words: list, factor: Uint32):
 
 
 @cute.jit
+def factors(words: list):
+    """Pairs of activations as the operands of weights ask for them, see :data:`.layout.ACTIVATION_EXPONENT`."""
+    return scaled(words, Uint32(ACTIVATION_WORD)) if cutlass.const_expr(ACTIVATION_EXPONENT > 0) else words
+
+
+@cute.jit
 def step(words: list, scale: Uint32, x: list, acc: list):
     """Add ``w x^T`` over one block to the sums: 32 rows by 32 columns of w, up to eight rows of x.
 
@@ -86,6 +94,8 @@ def step(words: list, scale: Uint32, x: list, acc: list):
         acc: eight sums: tile, row g or g + 8, token.
     """
     made = operands(words, join)
+    if cutlass.const_expr(LIFTED > 0):
+        made = scaled(made, Uint32(LIFTED_WORD))
     sums = list(acc)
     for tile in cutlass.range_constexpr(2):
         part = [Float32(0.0)] * 4

@@ -38,9 +38,12 @@ MASK = 0x81C081C0
 """Bits of a pair of BF16 numbers that a pair of E2M1 codes fills: sign, and three at the foot of the exponent."""
 LEFT = 0x0C180C18
 """Bits of a word that its three own pairs leave; two neighbouring words share two more pairs in them."""
-WEIGHT_EXPONENT = -126
-"""An operand is the code's value times two to this: E2M1's subnormals are BF16's."""
-ACTIVATION_EXPONENT = 100
+LIFTED = 0
+"""The switch of a tensor core's subnormals: 0 leaves operands as their bits are, and E2M1's 0.5 a BF16 subnormal; 126 multiplies
+them by two to this before the MMA, 16 more instructions for 32 weights a lane, so that none is one."""
+WEIGHT_EXPONENT = LIFTED - 126
+"""An operand of an MMA is the code's value times two to this."""
+ACTIVATION_EXPONENT = 0 if LIFTED else 100
 """Activations are multiplied by two to this, exactly, so that products are no subnormals of FP32."""
 
 

@@ -62,6 +62,8 @@ def to_float(word: int) -> float:
 
 
 def to_word(value: float) -> Word:
+    if math.isnan(value):
+        return Word(0x7FFFFFFF)  # what FP32 instructions make of every NaN
     return Word(struct.unpack("<I", struct.pack("<f", value))[0])
 
 

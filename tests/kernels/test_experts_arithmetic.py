@@ -14,7 +14,7 @@ from k3lab.kernels.experts.layout import LOADED, SHARED
 from k3lab.kernels.experts.plan import Plan
 
 from .experts_case import LARGE, exact_inputs, exact_outputs
-from .experts_on_threads import Machine, Memory
+from .experts_on_threads import Machine, Memory, Word, e4m3, to_float
 
 FAMILY = family("experts")
 SMALL = {"latent": 128, "intermediate": 32, "hidden": 128, "shared_intermediate": 32, "experts": 6, "top_k": 2}
@@ -137,3 +137,34 @@ def test_sums_that_are_exact_have_the_twins_bits():
     for key, wanted in exact_outputs(problem, inputs).items():
         assert torch.equal(output(memory, problem, key), wanted.float()), key
         assert wanted.float().abs().max() > 16
+
+
+def test_a_nan_of_a_live_row_is_seen_in_that_row_alone():
+    change, sizes, live = CASES["MXFP8 activations, both scales rounded up"]
+    problem, made = case(change, {**sizes, "wide": 0})
+    inputs = FAMILY.inputs(problem, 5)
+    inputs["latent"][1, 40] = float("nan")
+    memory = memory_of(problem, made, inputs)
+    machine = Machine(made, memory, live)
+    machine.run([*INPUTS, *(buffer.name for buffer in buffers(made))], problem.beta, problem.linear_beta)
+    got = output(memory, problem, "latent_partial")
+    assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+
+
+def test_hidden_values_of_24_bits_round_to_four_as_those_of_32():
+    _, made = case({"rows": 1}, {})
+    space, sent = Machine(made, Memory(), 1).space, []
+    space["publish"] = lambda address, words, scope: sent.append(words)
+    ties = [1.0 + odd / 16 for odd in (1, 3, 5, 7, 9, 11, 13, 15)]
+    near = [float(np.nextafter(np.float32(one), np.float32(to))) for one in ties for to in (0, 4)]
+    values = [*ties, *near, 0.0, -0.0, -1.9999999, math.inf]
+    for place in range(0, len(values), 4):
+        space["publish_wide"](0, values[place : place + 4], Word(7))
+    got = []
+    for *words, epoch in sent:
+        assert epoch == 7
+        fourth = sum((int(word) & 0xFF) << (24 - 8 * i) for i, word in enumerate(words))
+        got += [to_float(int(word) & 0xFFFFFF00) for word in words] + [to_float(fourth)]
+    for value, cut in zip(values, got, strict=True):
+        assert e4m3(cut) == e4m3(value) and math.copysign(1, cut) == math.copysign(1, value)
+        assert math.frexp(cut)[1] == math.frexp(value)[1], "its group would get another scale"

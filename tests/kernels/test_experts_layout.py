@@ -57,9 +57,10 @@ def test_an_operand_is_its_codes_value(code: int) -> None:
         for lane in range(32):
             for operand in layout.operands(words[4 * lane : 4 * lane + 4]):
                 low, high = as_bf16(operand & 0xFFFF), as_bf16(operand >> 16)
-                assert low * 2.0**-layout.WEIGHT_EXPONENT == E2M1[code]
-                assert high * 2.0**-layout.WEIGHT_EXPONENT == E2M1[other]
-                assert struct.pack("<d", low) == struct.pack("<d", E2M1[code] * 2.0**layout.WEIGHT_EXPONENT)
+                assert low * 2.0**126 == E2M1[code]
+                assert high * 2.0**126 == E2M1[other]
+                assert struct.pack("<d", low) == struct.pack("<d", E2M1[code] * 2.0**-126)
+                assert low * 2.0**layout.LIFTED == E2M1[code] * 2.0**layout.WEIGHT_EXPONENT
 
 
 def lane_codes(held: torch.Tensor, lane: int) -> list[list[tuple[int, int]]]:

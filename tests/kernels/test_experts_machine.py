@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from k3lab.kernels.experts import cute_experts, cute_parts
 from k3lab.kernels.experts.cute_engine import CuteEngine, plan_of
 from k3lab.kernels.health import LIMIT, Phase, read
 
@@ -32,6 +33,22 @@ CONFIG = {
 
 class ExpertsMachine(Machine):
     """With the instructions that this kernel adds."""
+
+    flushes = False
+    """Whether its tensor core takes subnormals for zeros."""
+    multiplies = False
+
+    def do_mma(self, step: Step, who: np.ndarray, place: int) -> None:
+        self.multiplies = True
+        super().do_mma(step, who, place)
+        self.multiplies = False
+
+    def bf16(self, name: str, who: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        both = super().bf16(name, who)
+        if not (self.flushes and self.multiplies):
+            return both
+        low, high = (np.where(np.abs(one) < np.float32(2.0**-126), np.float32(0), one) for one in both)
+        return low, high
 
     def do_lop3(self, step: Step, who: np.ndarray) -> None:
         a, b, c = (self.get(arg, who, "u32") for arg in step.args[1:4])
@@ -152,13 +169,13 @@ class Launched:
     memory: Memory
     at: dict[str, int]
 
-    def run(self, seed: int, tick: int = 0) -> ExpertsMachine:
+    def run(self, seed: int, tick: int = 0, flushes: bool = False) -> ExpertsMachine:
         (launch,) = self.compiled.launches
         for one, (shape, _) in FAMILY.output_specs(self.problem).items():
             self.memory.data[self.at[one] : self.at[one] + 2 * math.prod(shape)] = 0xFF
         values = [self.live if arg.kind == "int32" else self.at.get(arg.name, 0) for arg in launch.args]
         machine = ExpertsMachine(self.text, self.memory.data, values, launch.threads, 1, launch.shared_bytes, seed=seed)
-        machine.tick = tick
+        machine.tick, machine.flushes = tick, flushes
         machine.run(0, launch.grid[0])
         assert self.memory.guards_hold()
         return machine
@@ -209,3 +226,22 @@ def test_blocks_that_wait_for_one_that_never_publishes_give_up_and_say_so(monkey
     report = read(made.memory.get("health").tolist())
     assert report is not None and report.phase is Phase.ROW and report.epoch in (1, 41)
     assert "a block of this GPU did not publish" in report.message()
+
+
+@pytest.mark.parametrize("lifted", [0, 126])
+def test_a_tensor_core_that_flushes_subnormals_needs_lifted_operands(monkeypatch, lifted):
+    """The switch of :data:`k3lab.kernels.experts.layout.LIFTED`; on tensor cores that take subnormals, both are the twin's bits."""
+    weight, activation = lifted - 126, 0 if lifted else 100
+    monkeypatch.setattr(cute_parts, "LIFTED", lifted)
+    monkeypatch.setattr(cute_parts, "LIFTED_WORD", (lifted + 127) * 0x00800080)
+    monkeypatch.setattr(cute_parts, "ACTIVATION_EXPONENT", activation)
+    monkeypatch.setattr(cute_parts, "ACTIVATION_WORD", (activation + 127) * 0x00800080)
+    monkeypatch.setattr(cute_experts, "UNSCALE", 2.0 ** -(weight + activation))
+    monkeypatch.setattr(cute_experts, "ACTIVATION", 2.0**activation)
+    change = {"rows": 2, "kind": "routed", "intermediate": 32}
+    made = launched(monkeypatch, change, {"tasks": 4}, 2)
+    (wanted,) = exact_outputs(made.problem, made.inputs).values()
+    for flushes in (False, True):
+        made.run(0, flushes=flushes)
+        got = torch.from_numpy(made.memory.get("latent_partial")).view(torch.bfloat16)
+        assert torch.equal(got.view(torch.int16), wanted.view(torch.int16)) == (bool(lifted) or not flushes)
