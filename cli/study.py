@@ -1,4 +1,4 @@
-"""``k3lab study``: look at a study, or record a whole space as data."""
+"""``k3lab study``: look at a study, record a whole space as data, or replay samplers on one."""
 
 from __future__ import annotations
 
@@ -171,3 +171,53 @@ def record_command(
     data = record(request, out, sample=sample, progress=for_terminal(as_json)).to_json()
     emit(data, as_json, render_record)
     raise typer.Exit(exit_code(data))
+
+
+@app.command("replay")
+def replay_command(
+    recordings: Annotated[list[Path], typer.Argument(help="Recorded spaces, .json.gz.")],
+    sampler: Annotated[
+        list[str] | None, typer.Option("--sampler", help="Only these: random, tpe, guided; repeatable.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of each sampler.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Run samplers on recorded spaces without a GPU: regret against the true best, and evaluations until within 3 % of it."""
+    from ..tuning.replay import SAMPLERS, SHARE, WITHIN, Recorded, replay, verdicts
+
+    rows = replay([Recorded.load(path) for path in recordings], sampler or list(SAMPLERS), seeds)
+    data = {"within": WITHIN, "bar_share": SHARE, "rows": rows, "verdicts": verdicts(rows)}
+    emit(data, as_json, render_replay)
+    raise typer.Exit(
+        1 if any(not one["within_bar"] or one["random_beaten"] is False for one in data["verdicts"]) else 0
+    )
+
+
+def render_replay(console: Console, data: dict[str, Any]) -> None:
+    """Print how samplers did, and which one a family gets."""
+    from rich.table import Table
+
+    table = Table(
+        "space", "configs", "sampler", f"evaluations to {data['within']:.0%} (median, most)", "of the space",
+        f"regret after {data['bar_share']:.0%}", title="samplers on recorded spaces",
+    )  # fmt: skip
+    for row in data["rows"]:
+        table.add_row(
+            row["space"], str(row["configs"]), row["sampler"], f"{row['evaluations']:g}, {row['most_evaluations']}", f"{row['share']:.1%}",
+            f"{row['regret']:.1%}",
+        )  # fmt: skip
+    console.print(table)
+    for one in data["verdicts"]:
+        on = (
+            f"chosen on {', '.join(one['chosen_on'])}"
+            if one["chosen_on"]
+            else "the default: no other family is recorded"
+        )
+        beaten = {True: ", random search is beaten", False: ", random search is NOT beaten", None: ""}[
+            one["random_beaten"]
+        ]
+        small = "" if one["whole_space"] else "; fewer than 200 configs were recorded"
+        kept = "keeps" if one["within_bar"] else "MISSES"
+        console.print(
+            f"{one['space']}: {one['sampler']} ({on}) {kept} the bar of {data['bar_share']:.0%} with {one['share']:.1%}{beaten}{small}", markup=False,
+        )  # fmt: skip

@@ -80,6 +80,19 @@ def constants() -> str:
     return table(("constant", *("all engines together" if name == "*" else f"`{name}`" for name in found)), rows)
 
 
+def replay() -> str:
+    """How samplers did on the recorded spaces."""
+    import json
+
+    data = json.loads((ROOT / "results" / "replay.json").read_text())
+    rows = [
+        (f"`{row['space']}`", row["configs"], row["sampler"], f"{row['evaluations']:g} ({row['most_evaluations']})", f"{row['share']:.1%}", f"{row['regret']:.1%}")
+        for row in data["rows"]
+    ]  # fmt: skip
+    head = ("recorded space", "configs", "sampler", f"evaluations to within {data['within']:.0%} of the best: median (most)", "of the space", f"regret after {data['bar_share']:.0%}")
+    return table(head, rows)
+
+
 def cards() -> str:
     """The target's card."""
     from k3lab.kernels.gpu_cards import GB300
@@ -139,7 +152,7 @@ def commands() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "cards": cards, "results": results, "commands": commands,
+    "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "replay": replay, "cards": cards, "results": results, "commands": commands,
 }  # fmt: skip
 
 

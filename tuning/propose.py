@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..kernels.space import Config, Param, Space, config_digest
@@ -27,6 +27,10 @@ DRAWS = 100
 RANDOM_DRAWS = 20_000
 FEW_DRAWS = 500
 """Random points before a space that can be listed is."""
+
+
+Predict = Callable[[Sequence[Config]], Sequence[float]]
+"""Microseconds that the cost model gives each config; infinite where it cannot be built."""
 
 
 class Proposer(Protocol):
@@ -261,17 +265,26 @@ def _decode(param: Param, drawn: Any) -> Any:
     return param.values[drawn] if _ordinal(param) else drawn
 
 
-def for_search(space: Space, trials: int, seed: int, starts: Sequence[Config] = ()) -> Proposer:
-    """Brute force where the trials cover the space, the sampler elsewhere.
+def for_search(
+    space: Space, trials: int, seed: int, starts: Sequence[Config] = (),
+    predict: Predict | None = None,
+) -> Proposer:  # fmt: skip
+    """Brute force where the trials cover the space; elsewhere the cost model's guidance where it can be asked and no winners
+    are known, or the sampler.
 
     Args:
         space: where to search.
         trials: configs to try in all.
         seed: of the sampler.
         starts: configs to try first, behind the default.
+        predict: microseconds by the cost model (see :mod:`k3lab.tuning.guided`).
     """
     if space.size <= ENUMERABLE and len(list(itertools.islice(space.legal_points(), trials + 1))) <= trials:
         return Listed(space, [*starts, *space.legal])
+    if predict is not None and not starts:
+        from .guided import SCREEN, SCREEN_A_TRIAL, Guided
+
+        return Guided(space, seed, predict, min(SCREEN, SCREEN_A_TRIAL * trials))
     return Tpe(space, seed, starts)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +49,7 @@ class TuneRequest:
     limits: Limits = field(default_factory=Limits)
     evaluator: str = DEFAULT_EVALUATOR
     proposer: propose.Proposer | None = None
-    """Where configs come from; by default brute force in small spaces and TPE in large ones."""
+    """Where configs come from; by default brute force in small spaces; in large ones the cost model's guidance where it is measured, else TPE."""
     fresh: bool = False
     """Begin a new study; one of that name is kept under another."""
     fixed: Config = field(default_factory=dict)
@@ -184,7 +186,6 @@ def tune(
     measured = request.objective == "measured"
     here = require_gpu(request.gpu) if measured else None
     identity = identity_of(request)
-    proposer = request.proposer or propose.for_search(space, request.trials, request.seed)
     with contextlib.ExitStack() as open_things:
         if study is None:
             study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
@@ -195,6 +196,8 @@ def tune(
         if stop is None:
             stop = Stop()
             open_things.enter_context(stop.listening())
+        asked = predictor(request, workers, progress) if measured else None
+        proposer = request.proposer or propose.for_search(space, request.trials, request.seed, predict=asked)
         before = study.trials()
         total = request.trials if proposer.total is None else min(request.trials, proposer.total)
         title = f"{request.family.name} {request.problem.label} {request.gpu.name} {request.engine.name} ({request.objective})"
@@ -216,6 +219,20 @@ def tune(
         done = sum(trial.finished for trial in trials) - sum(trial.finished for trial in before)
         statuses = Counter(str(trial.outcome.status) for trial in trials if trial.outcome)
         return TuneResult(request.path, study.identity, ended, done, dict(sorted(statuses.items())), choice)
+
+
+def predictor(request: TuneRequest, workers: Workers, progress: Progress) -> propose.Predict:
+    """The cost model as a measured search asks it: configs are compiled by the processes that have no GPU."""
+
+    def predict(configs: Sequence[Config]) -> list[float]:
+        progress.message(f"{len(configs)} configs are compiled and predicted before the first is measured")
+        jobs = [request.job("predict", config) for config in configs]
+        for job in jobs:
+            workers.submit(job)
+        values = [workers.result(job).checked().value for job in jobs]
+        return [math.inf if value is None else value for value in values]
+
+    return predict
 
 
 def _moved(study: TuningStudy, now: dict[str, Any]) -> bool:
