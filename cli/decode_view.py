@@ -95,15 +95,24 @@ def show_fallbacks(console: Console, fallbacks: list[Data]) -> None:
         return
     _say(console, "Not tuned, and what would change it:")
     alike: dict[tuple[str, str], list[str]] = {}
+    typed: dict[str, list[Data]] = {}
     for one in fallbacks:
         if one["commands"]:
-            _say(console, f"  {' '.join(filter(None, (one['family'], one['kind'])))}: {one['reason']}")
-            for command in one["commands"]:
-                _say(console, f"    {command}")
+            typed.setdefault(one["reason"], []).append(one)
         else:
             cure = one["cure"].replace(f"kernels/{one['family']}/", "kernels/FAMILY/")
             name = " ".join(filter(None, (one["family"], one["kind"])))
             alike.setdefault((one["reason"], cure), []).append(name)
+    for reason, those in typed.items():
+        names = [" ".join(filter(None, (one["family"], one["kind"]))) for one in those]
+        _say(console, f"  {', '.join(names)}: {reason}")
+        # what they all end with, looking again, is typed once
+        last = {one["commands"][-1] for one in those}
+        for one in those:
+            for command in one["commands"][: -1 if len(last) == 1 else None]:
+                _say(console, f"    {command}")
+        if len(last) == 1:
+            _say(console, f"    {last.pop()}")
     for (reason, cure), names in alike.items():
         _say(console, f"  {', '.join(names)}: {reason}")
         _say(console, f"    {cure}")

@@ -21,6 +21,7 @@ from ..kernels.mla.twin import MlaWeights
 from ..kernels.mxfp4 import E2M1, decode_scale
 from .expert_memory import routed_of, shared_of
 from .kda_slots import KdaSlots
+from .lone import LonePeers
 from .tensors import EXPERT_ROWS
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
 
@@ -61,10 +62,11 @@ class AutoOperators:
     name = "auto"
 
     def __init__(
-        self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0
-    ) -> None:
-        """Tables that a captured step must find on the device are made here."""
-        self.card = card
+        self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0,
+        peers: LonePeers | None = None,
+    ) -> None:  # fmt: skip
+        """Tables that a captured step must find on the device are made here; ``peers`` speak for a rank alone's group."""
+        self.card, self.peers = card, peers
         self.k_scale = k_scale
         low = torch.arange(256) % 16
         high = torch.arange(256) // 16
@@ -227,8 +229,12 @@ class AutoOperators:
     def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
         """Two GEMMs, two gathers, sigmoid, a stable sort (ties to the lower id)."""
         wide = _wide(x)
-        scores = torch.sigmoid(comm.all_gather(x.to(wide) @ mlp.router.to(wide).T, dim=-1))
-        latent = comm.all_gather(F.linear(x, mlp.latent_down), dim=-1)
+        logits, latent = x.to(wide) @ mlp.router.to(wide).T, F.linear(x, mlp.latent_down)
+        if self.peers:
+            logits, latent = self.peers.logits_around(logits), self.peers.latents_around(latent)
+        else:
+            logits, latent = comm.all_gather(logits, dim=-1), comm.all_gather(latent, dim=-1)
+        scores = torch.sigmoid(logits)
         order = torch.sort(scores + mlp.correction_bias.to(wide), dim=-1, descending=True, stable=True).indices
         ids = order[:, : self.card.num_experts_per_token]
         chosen = scores.gather(1, ids)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..kernels import Compiled, Evidence, InputError, ModelCard, Problem, family
 from ..kernels.gpu_cards import gpu_card
+from .bindings import lacking, places, step_kind
 from .cures import Cures, Objective, joined, model_word
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ def check_backend(backend: str) -> None:
 def _kinds(name: str, card: ModelCard, able: Container[str]) -> tuple[str | None, ...]:
     if not family(name).engines or name not in able:
         return (None,)  # one line says it for all kinds
-    kinds = tuple(kind for kind in family(name).kinds if kind not in ("kda", "mla") or kind in card.layer_kinds)
-    return kinds if {"kda", "mla"} & set(kinds) else (None,)
+    return places(family(name), card)
 
 
 def model_families(card: ModelCard, able: Container[str] = STEP_FAMILIES) -> tuple[tuple[str, str | None], ...]:
@@ -128,7 +128,25 @@ def model_families(card: ModelCard, able: Container[str] = STEP_FAMILIES) -> tup
     return tuple((name, kind) for name in used for kind in _kinds(name, card, able))
 
 
-def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, kind: str | None) -> Choice:
+@dataclass(frozen=True)
+class StepForm:
+    """What a step is, beside its rows: families that tell such steps apart have a kind for each."""
+
+    q_len: int = 1
+    """Tokens a request."""
+    cache_dtype: str = "bfloat16"
+    """Of the MLA rows, by its torch name."""
+    context: int = 0
+    """Most tokens of a request; 0: not asked."""
+
+
+PLAIN = StepForm()
+"""One token a request, BF16 rows."""
+
+
+def _choose(
+    cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, kind: str | None, form: StepForm
+) -> Choice:
     from ..kernels.bundle.keys import another_kernel
     from ..kernels.bundle.reader import Miss
 
@@ -137,10 +155,11 @@ def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, 
         return Fallback(
             name, kind, "no engine yet: the family has only its twin", f"write an engine in kernels/{name}/"
         )
-    problem, gpu = found.problem(cures.card, tp=tp, rows=rows, kind=kind), cures.gpu
+    asked = kind or step_kind(found, cures.card, tp=tp, rows=rows, **vars(form))
+    problem, gpu = found.problem(cures.card, tp=tp, rows=rows, kind=asked), cures.gpu
 
     def fallback(reason: str, accept: tuple[str, ...] = ()) -> Fallback:
-        commands = (cures.again(*accept),) if accept else cures.tune(found, problem, kind)
+        commands = (cures.again(*accept),) if accept else cures.tune(found, problem, asked)
         if not commands:
             return Fallback(
                 name, kind, f"{reason}; {cures.refusals(found, problem)}", f"write such an engine in kernels/{name}/"
@@ -158,6 +177,8 @@ def _choose(cures: Cures, tp: int, rows: int, bundle: Finder | None, name: str, 
         compiled = entry.compiled(gpu.arch, problem)
     except InputError as error:
         return fallback(str(error))
+    if reason := lacking(found, compiled, form.context):
+        return fallback(reason)
     # an entry tuned for another GPU of this architecture was built here, never run or ranked
     evidence = entry.evidence if entry.model.gpu.upper() == gpu.name.upper() else Evidence.COMPILED
     return Tuned(name, kind, entry.engine, dict(compiled.config), str(evidence), compiled, entry.model.place)
@@ -174,6 +195,7 @@ def choose(
     objective: Objective = "predicted",
     model: str = "",
     command: tuple[str, ...] | None = None,
+    form: StepForm = PLAIN,
 ) -> tuple[Choice, ...]:
     """What every family of the model runs on the specialised path.
 
@@ -187,6 +209,7 @@ def choose(
         objective: of the tuning command a fallback names: ``measured`` where that GPU is here.
         model: what ``--model`` was, for the same command (default: of the card).
         command: the decode command it ends with (default: the plan of this step).
+        form: of the step; a plain one by default.
 
     Raises:
         InputError: TP does not divide, rows outside 1..64, no such GPU.
@@ -207,7 +230,7 @@ def choose(
     )
     able = set(STEP_FAMILIES if only is None else only)
     return tuple(
-        _choose(cures, tp, rows, bundle, name, kind)
+        _choose(cures, tp, rows, bundle, name, kind, form)
         if name in able or not family(name).engines
         else _not_launched(name)
         for name, kind in model_families(card, able)

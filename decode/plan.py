@@ -7,6 +7,7 @@ trace check reads :meth:`Plan.to_json`, field ``families``: kernel name to famil
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,42 +15,16 @@ from typing import Any
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from ..kernels.model_card import LayerKind
-from .choices import Choice, Fallback, Finder, Tuned, check_backend, check_rows, choose
+from .choices import PLAIN, STEP_FAMILIES, Choice, Fallback, Finder, StepForm, Tuned, check_backend, check_rows, choose
 from .cures import Objective
+from .sequence import UNSERVED_NOTE, LayerForm, PlannedLaunch, forms, stock_launches, tuned_launches
 from .stock import AFTER_LAYERS, BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, stock_layer, target_layer
 from .unused import Unused, unused_entries
 
 SCHEMA = 1
-STAND_IN = "torch"
-"""Engine name of untuned launches: PyTorch operators in place of the stock kernel, maybe several kernels each."""
 AUTO_NOTE = "backend auto uses no tuned engine, by design; --backend latency_specialized with a --bundle does"
-TUNED_FAMILIES = ("attention_projection", "output_projection")
+TUNED_FAMILIES = STEP_FAMILIES
 """Families :mod:`k3lab.decode.tuned` can launch from a bundle."""
-
-
-@dataclass(frozen=True)
-class PlannedLaunch:
-    """One launch."""
-
-    kernel: str
-    """The symbol of a tuned kernel; for others what the launch computes."""
-    family: str
-    what: str
-    stream: str
-    engine: str
-    config: dict[str, Any] | None = None
-    evidence: str | None = None
-    """``measured``, ``predicted`` or ``compiled`` for a tuned kernel."""
-    fallback: Fallback | None = None
-    """Why it is not tuned; None in ``auto``, where nothing is expected to be."""
-
-    def to_json(self, position: int) -> dict[str, Any]:
-        """With its place in the layer, from 1."""
-        return {
-            "position": position, "kernel": self.kernel, "family": self.family, "what": self.what, "stream": self.stream,
-            "engine": self.engine, "config": self.config, "evidence": self.evidence,
-            "fallback": self.fallback.to_json() if self.fallback else None,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,11 +37,13 @@ class LayerPlan:
     """Zero-based indices."""
     launches: tuple[PlannedLaunch, ...]
     target: Target | None
+    restarts: bool = False
+    """They save a block, where that changes what is launched."""
 
     @property
     def label(self) -> str:
         """E.g. ``kda moe``."""
-        return f"{self.kind} {'dense' if self.dense else 'moe'}"
+        return f"{self.kind} {'dense' if self.dense else 'moe'}{' restart' if self.restarts else ''}"
 
     def to_json(self) -> dict[str, Any]:
         """Counts, target, launches."""
@@ -77,7 +54,7 @@ class LayerPlan:
             "sequence": [{"launch": launch.kernel, "family": launch.family} for launch in self.target.sequence],
         }
         return {
-            "kind": self.kind, "mlp": "dense" if self.dense else "moe", "layers": list(self.layers),
+            "kind": self.kind, "mlp": "dense" if self.dense else "moe", "restarts": self.restarts, "layers": list(self.layers),
             "kernels": len(self.launches), "kernels_at_most": len(self.launches) + (0 if self.dense else SPLIT_K_REDUCES),
             "target": target,
             "launches": [launch.to_json(position) for position, launch in enumerate(self.launches, 1)],
@@ -104,7 +81,9 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         """What must be known before reading on."""
-        return (AUTO_NOTE,) if self.backend == "auto" else ()
+        if self.backend == "auto":
+            return (AUTO_NOTE,)
+        return (UNSERVED_NOTE,) if self.tuned else ()
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
@@ -124,7 +103,7 @@ class Plan:
         )
 
     def layer(self, kind: str, *, dense: bool = False) -> LayerPlan:
-        """The plan of one layer kind.
+        """The plan of one layer kind, the most frequent form of it.
 
         Raises:
             InputError: the model has no such layer.
@@ -133,13 +112,22 @@ class Plan:
             if (layer.kind, layer.dense) == (kind, dense):
                 return layer
         raise InputError(
-            f"{self.card.name} has no {kind} {'dense' if dense else 'moe'} layer; it has: {', '.join(one.label for one in self.layers)}"
+            f"{self.card.name} has no {kind} {'dense' if dense else 'moe'} layer; it has: {', '.join(dict.fromkeys(one.label for one in self.layers))}"
         )
 
     def families(self) -> dict[str, str]:
         """Kernel name to family, over the whole step."""
         every = (*self.before, *(launch for layer in self.layers for launch in layer.launches), *self.after)
         return {launch.kernel: launch.family for launch in every}
+
+    def tuned_kernels(self) -> dict[str, int]:
+        """Symbol of every tuned kernel to its launches a step: what a trace of it must hold."""
+        every = [
+            *self.before,
+            *(one for layer in self.layers for one in layer.launches * len(layer.layers)),
+            *self.after,
+        ]
+        return dict(Counter(one.kernel for one in every if one.evidence))
 
     def to_json(self) -> dict[str, Any]:
         """The plan as data."""
@@ -159,29 +147,6 @@ class Plan:
         }  # fmt: skip
 
 
-def _launches(
-    stock: Sequence[StockLaunch], choices: Sequence[Choice], kind: LayerKind | None
-) -> tuple[PlannedLaunch, ...]:
-    """The stock launches with tuned kernels in place of their families'."""
-    # the entry of a family that distinguishes kinds serves its own kind alone
-    chosen = {choice.family: choice for choice in choices if choice.kind in (None, kind)}
-    planned: list[PlannedLaunch] = []
-    placed: set[str] = set()
-    for launch in stock:
-        choice = chosen.get(launch.family)
-        if not isinstance(choice, Tuned):
-            planned.append(
-                PlannedLaunch(launch.kernel, launch.family, launch.what, launch.stream, STAND_IN, fallback=choice)
-            )
-        elif launch.family not in placed:
-            placed.add(launch.family)
-            for own in choice.compiled.launches:
-                planned.append(
-                    PlannedLaunch(own.kernel, choice.family, choice.label, "main", choice.engine, choice.config, choice.evidence)
-                )  # fmt: skip
-    return tuple(planned)
-
-
 def plan(
     card: ModelCard,
     *,
@@ -192,6 +157,7 @@ def plan(
     gpu: str = "GB300",
     objective: Objective = "predicted",
     model: str = "",
+    form: StepForm = PLAIN,
 ) -> Plan:
     """The launches of a step.
 
@@ -204,6 +170,7 @@ def plan(
         gpu: name of a GPU card: whose entries of the bundle are used.
         objective: of the tuning a fallback names: ``measured`` where that GPU is here.
         model: what ``--model`` was, for the commands a fallback names.
+        form: of the step; a plain one by default.
 
     Raises:
         InputError: TP does not divide, rows out of range, unknown backend or GPU.
@@ -216,18 +183,24 @@ def plan(
     name = gpu_card(gpu).name
     choices: tuple[Choice, ...] = ()
     if backend == "latency_specialized":
-        choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES, objective=objective, model=model)  # fmt: skip
-    groups: dict[tuple[LayerKind, bool], list[int]] = {}
-    for layer, kind in enumerate(card.layer_kinds):
-        groups.setdefault((kind, card.is_dense(layer)), []).append(layer)
+        choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES, objective=objective, model=model, form=form)  # fmt: skip
+    groups: dict[LayerForm, list[int]] = {}
+    for layer, form in enumerate(forms(card, choices)):
+        groups.setdefault(form, []).append(layer)
+
+    def launches(stock: Sequence[StockLaunch], form: LayerForm | None = None) -> tuple[PlannedLaunch, ...]:
+        return tuned_launches(stock, choices, form) if choices else stock_launches(stock)
+
     layers = tuple(
         LayerPlan(
-            kind, dense, tuple(indices),
-            _launches(stock_layer(kind, dense=dense, rows=rows), choices, kind),
-            target_layer(kind, dense=dense),
+            form.kind, form.dense, tuple(indices),
+            launches(stock_layer(form.kind, dense=form.dense, rows=rows), form),
+            target_layer(form.kind, dense=form.dense), form.restarts,
         )
-        for (kind, dense), indices in groups.items()
+        for form, indices in groups.items()
     )  # fmt: skip
-    before, after = _launches(BEFORE_LAYERS, choices, None), _launches(AFTER_LAYERS, choices, None)
+    # the common case first: a layer that restarts the residual, or follows the dense one, is an exception
+    layers = tuple(sorted(layers, key=lambda one: (not one.dense, one.restarts, -len(one.layers), one.layers)))
+    before, after = launches(BEFORE_LAYERS), launches(AFTER_LAYERS)
     unused = unused_entries(card, choices, bundle.entries, tp=tp, rows=rows, gpu=name) if bundle else ()
     return Plan(card, tp, rows, backend, name, choices, before, layers, after, unused)

@@ -14,37 +14,26 @@ from ..kernels.launch import Runner
 from ..kernels.transports import Loopback, Transport
 from .auto import AutoOperators
 from .choices import Choice, Tuned
-from .weights import KdaAttention, Mix, MlaAttention
+from .expert_memory import held_experts, held_shared
+from .family_kernels import FamilyKernels, SavedBlocks
+from .kda_slots import KdaSlots
+from .lone import LonePeers
+from .weights import KdaAttention, Mix, MlaAttention, MoeMlp
+
+KernelPool = dict[tuple[str, str, str, int], FamilyKernels]
+"""Loaded kernels by the place of their entry: operators of several row counts share them."""
 
 
-class SavedBlocks:
-    """A step's saved blocks side by side, as a kernel reads them: each is copied once, when it is first seen."""
-
-    def __init__(self, blocks: int, rows: int, hidden: int, *, dtype: torch.dtype, device: str | torch.device) -> None:
-        """``rows``: those that the kernel was compiled for."""
-        self._memory = torch.zeros(blocks, rows, hidden, dtype=dtype, device=device)
-        self._held: list[Tensor] = []
-
-    def forget(self) -> None:
-        """A step begins: what is copied in it may be captured, whatever another step had copied before."""
-        self._held = []
-
-    def side_by_side(self, blocks: Sequence[Tensor]) -> Tensor:
-        """[all that may be saved, rows, hidden], the first of them ``blocks``; the same objects are not copied again."""
-        same = 0
-        while same < min(len(blocks), len(self._held)) and blocks[same] is self._held[same]:
-            same += 1
-        for place in range(same, len(blocks)):
-            self._memory[place, : blocks[place].shape[0]].copy_(blocks[place])
-        self._held = [*self._held[:same], *blocks[same:]]
-        return self._memory
+def _kind(attention: KdaAttention | MlaAttention) -> str:
+    return "kda" if isinstance(attention, KdaAttention) else "mla"
 
 
 class TunedOperators(AutoOperators):
     """See :class:`~k3lab.decode.operators.Operators`; runs on a GPU.
 
-    Kernels are loaded at construction; a call binds its tensors, which the launches hold. In a captured
-    graph binding happens once, at capture.
+    Kernels are loaded at construction; a call binds its tensors, which the launches hold. In a captured graph binding
+    happens once, at capture. Where the experts are tuned the layers' experts must be held
+    (:func:`~k3lab.decode.expert_memory.hold`).
     """
 
     name = "latency_specialized"
@@ -58,6 +47,8 @@ class TunedOperators(AutoOperators):
         device: str | torch.device,
         k_scale: float = 1.0,
         transport: Transport | None = None,
+        pool: KernelPool | None = None,
+        peers: LonePeers | None = None,
     ) -> None:
         """Load the kernels.
 
@@ -68,38 +59,100 @@ class TunedOperators(AutoOperators):
             device: the GPU.
             k_scale: of an FP8 MLA cache.
             transport: of kernels that write to other ranks; without one this rank is alone, and what the others would
-                send counts as zero, as stand-in collectives have it.
+                send counts as zero.
+            pool: kernels that are loaded already; gains those that are not.
+            peers: what the others of a rank alone would have said to its routers.
         """
-        super().__init__(card, dtype=dtype, device=device, k_scale=k_scale)
-        self._alone = transport is None
-        tuned = [choice for choice in choices if isinstance(choice, Tuned)]
-        self._projection = {
-            choice.kind: Runner(choice.compiled, str(device))
-            for choice in tuned
-            if choice.family == "attention_projection"
-        }
-        self._output = {
-            choice.kind: Runner(choice.compiled, str(device), transport or Loopback.alone(choice.compiled.problem.tp))
-            for choice in tuned
-            if choice.family == "output_projection"
-        }
-        # an entry for more rows serves this step, and its kernels have those in their strides
-        self._compiled_for = {choice.kind: choice.place[3] for choice in tuned if choice.family == "output_projection"}
-        most = (card.num_attn_res_blocks, card.hidden_size)
+        super().__init__(card, dtype=dtype, device=device, k_scale=k_scale, peers=peers)
+        self._alone, pool = transport is None, {} if pool is None else pool
+        self._kernels: dict[tuple[str, str | None], FamilyKernels] = {}
+        for choice in choices:
+            if not isinstance(choice, Tuned):
+                continue
+            if choice.place not in pool:
+                sent = transport or Loopback.alone(choice.compiled.problem.tp)
+                pool[choice.place] = FamilyKernels(choice, dtype=dtype, device=device, transport=sent, make=Runner)
+            self._kernels[choice.family, choice.kind] = pool[choice.place]
+        used = self._kernels.values()
+        sizes = (card.num_attn_res_blocks, card.hidden_size)
         self._saved = {
-            rows: SavedBlocks(most[0], rows, most[1], dtype=dtype, device=device)
-            for rows in set(self._compiled_for.values())
+            one.rows: SavedBlocks(sizes[0], one.rows, sizes[1], dtype=dtype, device=device)
+            for one in used
+            if getattr(one.problem, "blocks", 0)
         }
+        self._factor = torch.full((1,), k_scale, dtype=torch.float32, device=device)
+        self._words: dict[int, Tensor] = {}
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @property
+    def holds_experts(self) -> bool:
+        """Whether a step reads held experts."""
+        return ("experts", None) in self._kernels
+
+    def _own(self, family: str, kind: str | None, comm: Collectives | None = None) -> FamilyKernels | None:
+        """Kernels of a family, for a rank alone or for the group they were loaded for.
+
+        Raises:
+            InputError: this rank was set up alone, and the group is a real one.
+        """
+        found = self._kernels.get((family, kind))
+        if found and comm and self._alone and not isinstance(comm, SingleRank | StandIn):
+            raise InputError(f"a group of {comm.size} ranks needs a transport; these kernels were set up for one alone")
+        return found
+
+    def _mixed(self, kernels: FamilyKernels, blocks: Sequence[Tensor], mix: Mix) -> dict[str, Tensor]:
+        saved = {"blocks": self._saved[kernels.rows].side_by_side(blocks)} if blocks else {}
+        return {**saved, "res_norm": mix.res_norm, "res_proj": mix.res_proj, "norm_w": mix.norm}
+
+    # -- attention ----------------------------------------------------------------------------
     def attention_projection(self, x: Tensor, attention: KdaAttention | MlaAttention) -> Tensor:
         """The bundle's kernel of the layer's kind, or ``auto``'s GEMM."""
-        runner = self._projection.get("kda" if isinstance(attention, KdaAttention) else "mla")
-        if runner is None:
+        own = self._own("attention_projection", _kind(attention))
+        if own is None:
             return super().attention_projection(x, attention)
-        out = torch.empty(x.shape[0], attention.in_proj.shape[0], dtype=x.dtype, device=x.device)
-        call = runner.bind({"x": x.contiguous(), "w": attention.in_proj, "out": out}, rows=x.shape[0])
-        call()
-        return out
+        return own({"x": x, "w": attention.in_proj}, rows=x.shape[0])["out"]
+
+    def kda(self, proj: Tensor, attention: KdaAttention, states: KdaSlots, q_len: int) -> Tensor:
+        """On the cache's own slots, in place."""
+        own = self._own("kda", None)
+        if own is None:
+            return super().kda(proj, attention, states, q_len)
+        # entry s - 1 is slot s: entry 0 of the pools is nobody's
+        conv, state = (pool[1:] for pool in states.pools)
+        given = {"proj": proj, **vars(attention.core), "slots": states.places}
+        in_place = {"conv_states=conv_state": conv, "states=state": state}
+        return own(given, rows=proj.shape[0], updated=in_place)["out"]
+
+    def mla(
+        self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
+    ) -> Tensor:
+        """On the cache's own pages.
+
+        Raises:
+            InputError: pages of another size than the kernels were compiled for.
+        """
+        own = self._own("mla", None)
+        if own is None:
+            return super().mla(proj, attention, cache, block_table, context, q_len)
+        if cache.shape[1] != own.block_size:
+            raise InputError(f"MLA pages of {cache.shape[1]} tokens; the bundle's kernels have {own.block_size}")
+        scale = {"k_scale": self._factor} if cache.dtype == torch.float8_e4m3fn else {}
+        given = {
+            "proj": proj[:, : own.columns], **vars(attention.core), "block_table": self._table(block_table, own.blocks_each),
+            "context": context, **scale,
+        }  # fmt: skip
+        return own(given, rows=proj.shape[0], updated={"cache": cache})["out"]
+
+    def _table(self, table: Tensor, width: int) -> Tensor:
+        """The block table as wide as the kernels have it; made once a step."""
+        seen, made = self._tables.get(width, (None, table))
+        if seen is not table:
+            made = table[:, :width]
+            if table.shape[1] < width:
+                made = torch.nn.functional.pad(table, (0, width - table.shape[1]))
+            made = made.contiguous()
+            self._tables[width] = (table, made)
+        return made
 
     def output_projection(
         self,
@@ -115,27 +168,99 @@ class TunedOperators(AutoOperators):
         Raises:
             InputError: this rank was set up alone, and the group is a real one.
         """
-        kind = "restart" if prefix is None else "kda" if isinstance(attention, KdaAttention) else "mla"
+        kind = "restart" if prefix is None else _kind(attention)
         if prefix is None and len(blocks) == 1:
-            for memory in self._saved.values():
-                memory.forget()
-        runner = self._output.get(kind)
-        if runner is None or not blocks:
+            self._begin()
+        own = self._own("output_projection", kind, comm)
+        if own is None or not blocks:
             return super().output_projection(x, attention, prefix, blocks, mix, comm)
-        if self._alone and not isinstance(comm, SingleRank | StandIn):
-            raise InputError(f"a group of {comm.size} ranks needs a transport; these kernels were set up for one alone")
-        saved = self._saved[self._compiled_for[kind]].side_by_side(blocks)
-        new, following = (torch.empty(x.shape[0], saved.shape[2], dtype=x.dtype, device=x.device) for _ in range(2))
-        tensors = {
-            "x": x.contiguous(), "w_o": attention.o_proj, "blocks": saved, "res_norm": mix.res_norm, "res_proj": mix.res_proj,
-            "norm_w": mix.norm, "prefix_out": new, "mlp_input": following,
-        }  # fmt: skip
+        given = {"x": x, "w_o": attention.o_proj, **self._mixed(own, blocks, mix)}
         if prefix is not None:
-            tensors["prefix"] = prefix.contiguous()
-        runner.bind(tensors, rows=x.shape[0], fewer={"blocks": len(blocks)})()
-        return new, following
+            given["prefix"] = prefix
+        made = own(given, rows=x.shape[0], fewer={"blocks": len(blocks)})
+        return made["prefix_out"], made["mlp_input"]
+
+    def _begin(self) -> None:
+        """A step begins: what is copied in it may be captured."""
+        for memory in self._saved.values():
+            memory.forget()
+
+    # -- residual -----------------------------------------------------------------------------
+    def attn_res(self, blocks: Sequence[Tensor], prefix: Tensor, mix: Mix, *, final: bool = False) -> Tensor:
+        """The bundle's kernel of its place in the step, or ``auto``'s operators."""
+        own = self._own("attn_res", "final" if final else "blocks" if blocks else "first")
+        if own is None:
+            return super().attn_res(blocks, prefix, mix, final=final)
+        fewer = {"blocks": len(blocks)} if blocks else {}
+        return own({"prefix": prefix, **self._mixed(own, blocks, mix)}, rows=prefix.shape[0], fewer=fewer)["out"]
+
+    # -- MLP ----------------------------------------------------------------------------------
+    def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
+        """The bundle's step of router, latent down-projection and choice."""
+        own = self._own("router", None, comm)
+        if own is None:
+            return super().router(x, mlp, comm)
+        given = {"x": x, "w_router": mlp.router, "w_down": mlp.latent_down, "bias": mlp.correction_bias}
+        made = own({**given, "peers": self._peer_words(own)}, rows=x.shape[0])
+        return made["ids"], made["weights"], made["latent"]
+
+    def _peer_words(self, own: FamilyKernels) -> Tensor:
+        """What the other ranks' routers would have published, where this rank is alone; in a group nobody reads it."""
+        if own.rows not in self._words:
+            words = torch.zeros(own.tp, own.rows, own.experts + own.latent // 2, dtype=torch.int32, device=own.device)
+            self._words[own.rows] = self.peers.words(own.rows) if self.peers else words
+        return self._words[own.rows]
+
+    def experts(self, latent: Tensor, ids: Tensor, weights: Tensor, x: Tensor, mlp: MoeMlp) -> tuple[Tensor, Tensor]:
+        """The bundle's kernels on the held experts.
+
+        Raises:
+            InputError: the layer's experts are not held.
+        """
+        own = self._own("experts", None)
+        if own is None:
+            return super().experts(latent, ids, weights, x, mlp)
+        if not mlp.layout.held:
+            raise InputError("the bundle's experts read the held layout; expert_memory.hold turns a layer into it")
+        given = {
+            "latent": latent, "ids": ids.long(), "weights": weights, "x": x, **held_experts(mlp.experts), **held_shared(mlp),
+        }  # fmt: skip
+        made = own(given, rows=x.shape[0])
+        return made["latent_partial"], made["shared_partial"]
+
+    def moe_tail(
+        self,
+        latent_partial: Tensor,
+        shared_partial: Tensor,
+        mlp: MoeMlp,
+        prefix: Tensor,
+        blocks: Sequence[Tensor],
+        mix: Mix,
+        comm: Collectives,
+        *,
+        final: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """The bundle's kernels; the last layer's own mix is made anew, since it is rounded otherwise."""
+        own = self._own("moe_tail", None, comm)
+        if own is None:
+            return super().moe_tail(latent_partial, shared_partial, mlp, prefix, blocks, mix, comm, final=final)
+        given = {
+            "latent_partial": latent_partial, "shared_partial": shared_partial, "latent_norm": mlp.latent_norm,
+            "w_up": mlp.latent_up, "prefix": prefix, **self._mixed(own, blocks, mix),
+        }  # fmt: skip
+        made = own(given, rows=prefix.shape[0], fewer={"blocks": len(blocks)})
+        new, following = made["prefix_out"], made["next_input"]
+        return new, self.attn_res(blocks, new, mix, final=True) if final else following
+
+    # -- ends ---------------------------------------------------------------------------------
+    def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """The bundle's kernel of this rank's logits, and an all-gather."""
+        own = self._own("lm_head", None)
+        if own is None:
+            return super().lm_head(h, w, comm)
+        return comm.all_gather(own({"h": h, "w": w}, rows=h.shape[0])["logits"], dim=-1)
 
     def check(self) -> None:
         """See :class:`~k3lab.decode.operators.Operators`."""
-        for runner in self._output.values():
-            check_health(runner.buffers, runner.transport.rank)
+        for kernels in self._kernels.values():
+            check_health(kernels.runner.buffers, kernels.runner.transport.rank)

@@ -42,7 +42,7 @@ def test_plan_is_short_and_full_on_demand(capsys: pytest.CaptureFixture[str]) ->
     short = capsys.readouterr().out
     counts, _, cures = short.partition("Not tuned, and what would change it:")
     assert len(counts.splitlines()) < 30
-    assert len(cures.splitlines()) < 30
+    assert len(cures.splitlines()) < 40
     assert "attention_all_reduce" not in short
     assert run(["decode", "plan", "--backend", "latency_specialized", "--full"]) == 0
     full = capsys.readouterr().out
@@ -60,8 +60,10 @@ def test_a_printed_cure_works_when_typed(
     asked = ["decode", "plan", "--model", "small", "--tp", "4", "--rows", "4", "--backend", "latency_specialized"]
     assert run([*asked, "--json"]) == 0
     before = json.loads(capsys.readouterr().out)
-    cures = [one["commands"] for one in before["fallbacks"] if one["commands"]]
-    assert len(cures) == 2
+    # one family stands for all that can be tuned at these sizes: the others' commands are made alike
+    fallbacks = [one for one in before["fallbacks"] if one["commands"]]
+    cures = [one["commands"] for one in fallbacks if one["family"] == "attention_projection"]
+    assert len(cures) == 2 < len(fallbacks)
     for commands in cures:  # one after the other: the second keeps what the first put into the bundle
         for command in commands:
             words = shlex.split(command)
@@ -74,11 +76,11 @@ def test_a_printed_cure_works_when_typed(
         ("attention_projection", "kda", "predicted"),
         ("attention_projection", "mla", "predicted"),
     ]
-    assert not any(one["commands"] for one in after["fallbacks"])
+    assert not any(one["commands"] for one in after["fallbacks"] if one["family"] == "attention_projection")
     # another step of the same bundle: its cure keeps the bundle and what was accepted
     assert run(["decode", "plan", *words[2:], "--rows", "8", "--json"]) == 0
     other = json.loads(capsys.readouterr().out)
-    cure = next(one["commands"] for one in other["fallbacks"] if one["commands"])
+    cure = next(one["commands"] for one in other["fallbacks"] if one["family"] == "attention_projection")
     assert "--objective predicted" in cure[0]
     assert cure[1].endswith("--out out/bundle --add")
     assert cure[2].endswith("--bundle out/bundle --accept predicted")
@@ -101,7 +103,7 @@ def test_run_prints_tokens_and_fallbacks(capsys: pytest.CaptureFixture[str]) -> 
     assert "request 3:" in text
     assert "and 1 more request\n" in text
     assert "5 requests, 2 tokens each" in text
-    assert "no engine yet" in text
+    assert "no engine serves" in text
     assert "no bundle given" in text
 
 

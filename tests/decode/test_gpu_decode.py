@@ -84,7 +84,17 @@ def test_layers_with_the_output_projections_kernels_are_those_without(device: De
         problem = family("output_projection").problem(K3, tp=tp, rows=8, kind=kind)
         config = found.space(problem, GPU_CARDS["H200"]).default
         compiled = replace(found.compile(problem, config, device.arch), problem=replace(problem, rows=rows))
-        chosen.append(Tuned("output_projection", kind, engine, dict(config), "measured", compiled, ("", "", "", 8)))
+        chosen.append(
+            Tuned(
+                "output_projection",
+                kind,
+                engine,
+                dict(config),
+                "measured",
+                compiled,
+                ("output_projection", "", kind, 8),
+            )
+        )
     auto = AutoOperators(K3, dtype=torch.bfloat16, device="cuda")
     used = TunedOperators(K3, chosen, dtype=torch.bfloat16, device="cuda")
     generator = torch.Generator("cuda").manual_seed(0)

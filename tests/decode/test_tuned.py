@@ -57,7 +57,9 @@ def choice(card: ModelCard, kind: str, tp: int) -> Tuned:
     """An entry for more rows than the step has: its problem is the step's, its strides are the entry's."""
     problem = FAMILY.problem(card, tp=tp, rows=6, kind=kind)
     compiled = Compiled("output_projection", "cute_fused", problem, {}, "sm_90a", ())
-    return Tuned("output_projection", kind, "cute_fused", {}, "measured", compiled, ("", "", "", ROWS))
+    return Tuned(
+        "output_projection", kind, "cute_fused", {}, "measured", compiled, ("output_projection", "", kind, ROWS)
+    )
 
 
 @pytest.fixture
@@ -119,7 +121,10 @@ def test_a_real_group_needs_a_transport(tiny: ModelCard, tiny_tensors: ModelTens
     x, prefix = torch.zeros(1, layer.attention.o_proj.shape[1]).double(), torch.zeros(1, tiny.hidden_size).double()
     with pytest.raises(InputError, match="a group of 2 ranks needs a transport"):
         used.output_projection(x, layer.attention, prefix, [prefix], layer.mlp_mix, group)
-    assert used._output["kda"].transport.factors == (1.0, 0.0)  # what the stand-in's sum is
+    assert used._kernels["output_projection", "kda"].runner.transport.factors == (
+        1.0,
+        0.0,
+    )  # what the stand-in's sum is
     used.output_projection(x, layer.attention, prefix, [prefix], layer.mlp_mix, StandIn(0, 2))
     assert len(TwinRunner.calls) == 1
 
@@ -140,6 +145,8 @@ def test_a_step_that_begins_copies_its_first_block_whatever_was_copied_before(
 def test_a_rank_that_gave_up_is_told_where_the_host_synchronises(operators: Any) -> None:
     used = operators()
     used.check()
-    used._output["mla"].buffers[BUFFER.name][[EPOCH, PHASE]] = torch.tensor([7, 3], dtype=torch.int32)
+    used._kernels["output_projection", "mla"].runner.buffers[BUFFER.name][[EPOCH, PHASE]] = torch.tensor(
+        [7, 3], dtype=torch.int32
+    )
     with pytest.raises(CollectiveError, match="launch 7"):
         used.check()
