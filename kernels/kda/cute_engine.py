@@ -9,6 +9,7 @@ from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
+from .common import TENSORS, kda
 from .family import Kda
 from .layout import DIM, MOST_STEPS, RANK, TAPS, Split
 
@@ -16,21 +17,11 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
-TENSORS = (
-    "proj", "f_b", "conv_q", "conv_k", "conv_v", "a_log", "dt_bias", "o_norm", "conv_state", "state", "slots", "out",
-    "conv_states", "states",
-)  # fmt: skip
 TOGETHER = (1, 2, 3, 4, 5, 6, 8)
 INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
 """What the order of any sum depends on, pinned for batch-invariant results."""
 RESERVED_REGISTERS = 22
 """Addresses, slots and the allocator's slack, beside operands and states."""
-
-
-def kda(problem: Problem) -> Kda:
-    """The problem as this family's own type."""
-    assert isinstance(problem, Kda)
-    return problem
 
 
 def split_of(problem: Kda, config: Config) -> Split:

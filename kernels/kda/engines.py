@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from ..contract import Engine
 from .cute_engine import CuteEngine
+from .triton_engine import TritonEngine
 
-ENGINES: tuple[Engine, ...] = (CuteEngine(),)
+ENGINES: tuple[Engine, ...] = (CuteEngine(), TritonEngine())
