@@ -100,7 +100,7 @@ class MlaFamily(TwinFamily):
     constant = ("k_scale",)
     mutated = ("cache",)
     problem_type = Mla
-    default_engine = "triton"
+    default_engine = "cute_mma"
 
     @property
     def engines(self) -> tuple[Engine, ...]:  # type: ignore[override]

@@ -1,0 +1,193 @@
+"""After the MLA attention: the parts of a context merged, head values and output gate, by a cluster a head."""
+
+from __future__ import annotations
+
+import cutlass
+from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass.cute import arch
+
+from ..cute_numbers import EXP2, LOG2E, as_float, high, low, rounded, sum_lanes, unary
+from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
+from .cute_mma_front import PEER, STORE_GLOBAL, STORE_PEER, scale_of
+from .cute_mma_parts import STORE_FLOAT, matrices, shared_float
+
+LOAD_FLOATS, LOAD_FLOAT = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "ld.global.u32 $0, [$1];"
+LOAD_ROW = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+AHEAD = 4
+"""Parts whose loads are under way together."""
+
+
+@cute.jit
+def value(
+    partial: Int64, lse: Int64, w_uv: Int64, proj: Int64, out: Int64, k_scale: Int64 | None, rows: Int32, block: Int32,
+    shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+):  # fmt: skip
+    """The whole launch: see :class:`.layout.Around`."""
+    t, _, _ = arch.thread_idx()
+    lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
+    if cutlass.const_expr(RELEASE == "entry"):
+        arch.griddepcontrol_launch_dependents()
+    part = block % F.cluster
+    head, first_row = block // F.cluster % F.heads, block // F.cluster // F.heads * 16
+    group, quad = lane // 4, lane % 4
+    policy = Int64(EVICT_FIRST)
+    start = warp * (F.v_steps * 32) + quad * 8
+    weights = []
+    for s in cutlass.range_constexpr(F.v_steps):
+        words = []
+        for n in cutlass.range_constexpr(F.v_tiles):
+            row = head * F.v_dim + part * F.own_v + n * 8 + group
+            words += read(LOAD_W, w_uv + (Int64(row) * F.latent + start + s * 32) * 2, 4, [policy])
+        weights.append(words)
+    arch.cluster_arrive_relaxed()
+    arch.griddepcontrol_wait()
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
+    scale = scale_of(k_scale, F)
+    live = cutlass.min(rows - first_row, 16)
+    if live > 0:
+        shares(lse, live, first_row, head, shared, lane, warp, F)
+    arch.sync_threads()
+    if live > 0:
+        merge(partial, live, first_row, head, part, shared, t, F)
+    arch.sync_threads()
+    arch.cluster_wait()
+    if live > 0:
+        share_latent(live, part, scale, shared, t, F)
+    arch.cluster_arrive()
+    arch.cluster_wait()
+    acc = [Float32(0.0)] * (4 * F.v_tiles)
+    for s in cutlass.range_constexpr(F.v_steps):
+        x = []
+        for h in cutlass.range_constexpr(F.halves):
+            at = shared + (h * 8 + group) * F.latent_pitch + (start + s * 32) * 2
+            x += matrices(LOAD_ROW, at, 4)
+        acc = multiply(acc, weights[s], x, F.halves)
+    for n in cutlass.range_constexpr(F.v_tiles):
+        for e in cutlass.range_constexpr(2 * F.halves):
+            place = (warp * 16 + e // 2 * 8 + group) * F.own_v + n * 8 + quad * 2 + e % 2
+            arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.value_sums_at + place * 4, acc[4 * n + e]])
+    arch.sync_threads()
+    pairs = F.own_v // 2
+    for e in cutlass.range(t, cutlass.max(live, 0) * pairs, 256, unroll=1):
+        row, v = e // pairs, e % pairs * 2
+        column = head * F.v_dim + part * F.own_v + v
+        gates = proj + (Int64(first_row + row) * F.columns + F.q_lora + F.width + column) * 2
+        (gate,) = read(LOAD_FLOAT, gates, 1, [])
+        first, second = Float32(0.0), Float32(0.0)
+        for one in cutlass.range_constexpr(8):
+            at = shared + F.value_sums_at + ((one * 16 + row) * F.own_v + v) * 4
+            first += shared_float(at)
+            second += shared_float(at + 4)
+        word = rounded(first, second)
+        word = rounded(low(word) * sigmoid(low(gate)), high(word) * sigmoid(high(gate)))
+        to = out + (Int64(first_row + row) * (F.heads * F.v_dim) + column) * 2
+        arch.inline_ptx(STORE_GLOBAL, read_only_args=[to, word])
+
+
+@cute.jit
+def sigmoid(x: Float32):
+    """Of FP32, within a few units in the last place."""
+    return Float32(1.0) / (Float32(1.0) + unary(EXP2, x * Float32(-LOG2E)))
+
+
+@cute.jit
+def shares(
+    lse: Int64,
+    live: Int32,
+    first_row: Int32,
+    head: Int32,
+    shared: Int32,
+    lane: Int32,
+    warp: Int32,
+    F: cutlass.Constexpr,
+):
+    """Each row's shares of its parts, unnormalised, and their sum: a warp a row and turn."""
+    turns = -(-F.splits // 32)
+    for turn in cutlass.range_constexpr(-(-F.tile_rows // 8)):
+        row = turn * 8 + warp
+        if row < live:
+            found = []
+            top = Float32(-Float32.inf)
+            for one in cutlass.range_constexpr(turns):
+                split = one * 32 + lane
+                place = Int64(cutlass.min(split, F.splits - 1)) * F.slot + (first_row + row) * F.heads + head
+                (word,) = read(LOAD_FLOAT, lse + place * 4, 1, [])
+                logarithm = as_float(word) if split < F.splits else Float32(-Float32.inf)
+                found.append(logarithm)
+                top = arch.fmax(top, logarithm)
+            for step in cutlass.range_constexpr(5):
+                top = arch.fmax(top, arch.shuffle_sync_bfly(top, 16 >> step))
+            total = Float32(0.0)
+            for one in cutlass.range_constexpr(turns):
+                share = unary(EXP2, found[one] - top)
+                total += share
+                if one * 32 + lane < F.splits:
+                    to = shared + F.shares_at + (row * F.splits + one * 32 + lane) * 4
+                    arch.inline_ptx(STORE_FLOAT, read_only_args=[to, share])
+            total = sum_lanes([total])[0]
+            if lane == 0:
+                arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.totals_at + row * 4, total])
+
+
+@cute.jit
+def merge(
+    partial: Int64,
+    live: Int32,
+    first_row: Int32,
+    head: Int32,
+    part: Int32,
+    shared: Int32,
+    t: Int32,
+    F: cutlass.Constexpr,
+):
+    """A group's sum of every ``merge_groups``-th part of a row, ascending."""
+    column = t % F.lanes * 4
+    for turn in cutlass.range_constexpr(F.merge_turns):
+        unit = turn * (256 // F.lanes) + t // F.lanes
+        row, group = unit % F.tile_rows, unit // F.tile_rows
+        if (row < live) & (group < F.merge_groups):
+            sums = [Float32(0.0)] * 4
+            base = partial + ((Int64(first_row + row) * F.heads + head) * F.latent + part * F.own_latent + column) * 4
+            for split in cutlass.range(group, F.splits, F.merge_groups * AHEAD, unroll=1):
+                sums = more_parts(sums, base, shared + F.shares_at + row * F.splits * 4, split, F)
+            to = shared + F.merged_at + ((group * F.tile_rows + row) * F.own_latent + column) * 4
+            for e in cutlass.range_constexpr(4):
+                arch.inline_ptx(STORE_FLOAT, read_only_args=[to + 4 * e, sums[e]])
+
+
+@cute.jit
+def more_parts(sums: list, base: Int64, shares_at: Int32, split: Int32, F: cutlass.Constexpr):
+    """:data:`AHEAD` parts more. One whose share is nothing may never have been written."""
+    loads, by = [], []
+    for one in cutlass.range_constexpr(AHEAD):
+        own = split + one * F.merge_groups
+        place = cutlass.min(own, F.splits - 1)
+        share = shared_float(shares_at + place * 4)
+        by.append(share if own < F.splits else Float32(0.0))
+        loads.append(read(LOAD_FLOATS, base + Int64(place) * (F.slot * F.latent * 4), 4, []))
+    found = list(sums)
+    for one in cutlass.range_constexpr(AHEAD):
+        for e in cutlass.range_constexpr(4):
+            more = as_float(loads[one][e]) * by[one]
+            found[e] = found[e] + (more if by[one] > Float32(0.0) else Float32(0.0))
+    return found
+
+
+@cute.jit
+def share_latent(live: Int32, part: Int32, scale: Float32, shared: Int32, t: Int32, F: cutlass.Constexpr):
+    """The block's share of each row, groups ascending, rounded, to every block of the cluster."""
+    pairs = F.own_latent // 2
+    for e in cutlass.range(t, live * pairs, 256, unroll=1):
+        row, column = e // pairs, e % pairs * 2
+        first, second = Float32(0.0), Float32(0.0)
+        for group in cutlass.range_constexpr(F.merge_groups):
+            at = shared + F.merged_at + ((group * F.tile_rows + row) * F.own_latent + column) * 4
+            first += shared_float(at)
+            second += shared_float(at + 4)
+        factor = scale / shared_float(shared + F.totals_at + row * 4)
+        word = rounded(first * factor, second * factor)
+        to = shared + row * F.latent_pitch + (part * F.own_latent + column) * 2
+        for peer in cutlass.range_constexpr(F.cluster):
+            there = arch.inline_ptx(PEER, write_only_types=[Uint32], read_only_args=[to, Int32(peer)])
+            arch.inline_ptx(STORE_PEER, read_only_args=[there, word])
