@@ -53,7 +53,12 @@ class Phase(IntEnum):
     """A column owner's sums: it may itself have waited for another rank."""
     ROW = 3
     """Scalars of a row from other blocks of this GPU; names no rank, and its set stays empty."""
+    COLUMNS = 4
+    """A rank's columns of a result that all ranks gather: it may itself have waited for sums."""
 
+
+OF_RANKS = (Phase.PARTIAL, Phase.TOTAL, Phase.COLUMNS)
+"""The phases that name ranks, first causes first: who missed one of them sends nothing of the next."""
 
 BUFFER = Buffer(NAME, (WORDS,), "int32", persistent=True)
 """What an engine lists among its buffers."""
@@ -79,8 +84,8 @@ class Report:
 
     @property
     def late(self) -> tuple[int, ...]:
-        """The ranks at fault: those whose own partials are missing; else owners whose sums are."""
-        for phase in (Phase.PARTIAL, Phase.TOTAL):
+        """The ranks at fault: those whose own partials are missing; else owners whose sums are; else whose columns are."""
+        for phase in OF_RANKS:
             if self.missed.get(phase):
                 return self.missed[phase]
         return (self.slot,) if self.phase is not Phase.ROW else ()
@@ -91,9 +96,10 @@ class Report:
         what = {
             Phase.PARTIAL: f"rank {ranks} did not publish its partial sums",
             Phase.TOTAL: f"rank {ranks} did not publish the sums of its columns",
+            Phase.COLUMNS: f"rank {ranks} did not publish its columns",
             Phase.ROW: "a block of this GPU did not publish its part of a row",
         }
-        phase = next((one for one in (Phase.PARTIAL, Phase.TOTAL) if self.missed.get(one)), self.phase)
+        phase = next((one for one in OF_RANKS if self.missed.get(one)), self.phase)
         seen = "" if rank is None else f" (seen by rank {rank})"
         return f"{what[phase]} within {self.limit_s:g} s: launch {self.epoch}, block {self.block}{seen}"
 
@@ -128,11 +134,11 @@ def culprits(reports: Mapping[int, Report]) -> tuple[int, ...]:
     """The ranks at fault, by the reports of all ranks that have one.
 
     A rank that gave up publishes nothing more, so others give up on it later and name it too. Those that gave up in
-    the earliest launch were the first, and among them those that missed partial sums: their owners' sums came after.
+    the earliest launch were the first, and among them those that missed partial sums: owners' sums come after, and columns after those.
     """
     first = min((report.epoch for report in reports.values()), default=0)
     early = [report for report in reports.values() if report.epoch == first]
-    for phase in (Phase.PARTIAL, Phase.TOTAL):
+    for phase in OF_RANKS:
         if named := {rank for report in early for rank in report.missed.get(phase, ())}:
             return tuple(sorted(named))
     return ()

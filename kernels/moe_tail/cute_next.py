@@ -11,11 +11,13 @@ from ..cute_numbers import rounded
 from ..cute_polls import poll
 from ..cute_row import LOAD_OWN, OWN_BLOCK, STORE_OWN, row_of_block
 from ..cute_streaming import LOAD_X, read
-from ..cute_waits import TOTAL, epoch_of, pause, release
+from ..cute_waits import epoch_of, pause, release
 
 LOAD_WEIGHT = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 STORE_EIGHT = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 COLUMNS = 16
+# a phase of the health record: behind the sums that a rank may have missed
+RANKS_COLUMNS = 4
 
 
 @cute.jit
@@ -84,7 +86,7 @@ def finish_row(
     pause(JITTER, epoch, block * 64 + 33 + unit)
     four = [deltas + (place + 16 * i) for i in range(4)]
     folded = folded_query(kept_at)
-    delta, _ = poll(four, 1, 0, "sys", "b32e32x2", epoch, health, TOTAL, owner, block, BACKOFF)
+    delta, _ = poll(four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF)
     before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
     new = in_words([a + b for a, b in zip(before, change, strict=True)])
     p = values_of(new, COLUMNS)

@@ -13,6 +13,7 @@ from ..cute_waits import LOAD_TARGET, PARTIAL, TOTAL, pause
 from .cute_send import send_quad
 
 STORE_ONE = "st.shared.u32 [{$r0}], {$r1};"
+LOAD_TWO = "ld.shared.v2.u32 {$0, $1}, [$2];"
 STORE_TWO = "st.shared.v2.u32 [{$r0}], {{$r1}, {$r2}};"
 
 
@@ -67,9 +68,10 @@ def own_latents(
 
 
 @cute.jit
-def keep_normed(words: list, gamma: list, x_at: Int32, row: Int32, place: Int32, T: cutlass.Constexpr):
+def keep_normed(words: list, gamma_at: Int32, x_at: Int32, row: Int32, place: Int32, T: cutlass.Constexpr):
     """Four latents times the norm's weight into shared memory, each product rounded; the sum of their squares."""
     square, values = Float32(0.0), []
+    gamma = read(LOAD_TWO, Int64(gamma_at), 2, [])
     for i in cutlass.range_constexpr(2):
         a, b = low(words[i]), high(words[i])
         square += a * a
@@ -81,7 +83,7 @@ def keep_normed(words: list, gamma: list, x_at: Int32, row: Int32, place: Int32,
 
 @cute.jit
 def sum_latents(
-    box: Int64, gamma: list, x_at: Int32, squares_at: Int32, row0: Int32, part: Int32, warp: Int32, lane: Int32, epoch: Uint32,
+    box: Int64, gamma_at: Int32, x_at: Int32, squares_at: Int32, row0: Int32, part: Int32, warp: Int32, lane: Int32, epoch: Uint32,
     claim: Uint32, health: Int64, block: Int32,
     AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, T: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
@@ -115,7 +117,7 @@ def sum_latents(
             row, _, there = T.quad(first + turn, warp, lane)
             square = Float32(0.0)
             if there:
-                square = keep_normed(polled[2 * turn : 2 * turn + 2], gamma, x_at, row, place, T)
+                square = keep_normed(polled[2 * turn : 2 * turn + 2], gamma_at, x_at, row, place, T)
             (square,) = sum_lanes([square])
             if lane == 0 and row < T.pass_rows and warp < T.beside * T.row_warps:
                 at = squares_at + (row * T.row_warps + warp % T.row_warps) * 4

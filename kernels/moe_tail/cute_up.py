@@ -10,7 +10,7 @@ from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
 from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_send import send, send_quad
-from .cute_sum import STORE_TWO, own_latents, sum_latents, sum_share
+from .cute_sum import LOAD_TWO, STORE_TWO, own_latents, sum_latents, sum_share
 
 LOAD_FOUR = "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];"
 LOAD_ONE = "ld.shared.u32 $0, [$1];"
@@ -44,20 +44,26 @@ def weights_ahead(w: Int64, cluster: Int32, part: Int32, warp: Int32, lane: Int3
 def multiply_latents(runs: list, x_at: Int32, sums_at: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr):
     """A warp's share of 64 columns for all rows of the pass, into shared memory."""
     group, quad = lane // 4, lane % 4
-    acc = [Float32(0.0)] * (TILES * 4)
+    x = []
     for c in cutlass.range_constexpr(T.chunks_each):
         words = []
         for h in cutlass.range_constexpr(T.halves):
             at = x_at + ((h * 8 + group) * T.x_words + (c * T.warps_k + warp) * 16 + quad * 4) * 4
             words += near(LOAD_FOUR, at, 4)
-        acc = multiply(acc, runs[c], words, T.halves)
-    for j in cutlass.range_constexpr(TILES):
-        for h in cutlass.range_constexpr(T.halves):
-            row = h * 8 + group
-            if row < T.pass_rows:
-                at = sums_at + ((warp * T.pass_rows + row) * 72 + j * 8 + quad * 2) * 4
-                pair = [as_word(acc[4 * j + 2 * h]), as_word(acc[4 * j + 2 * h + 1])]
-                arch.inline_ptx(STORE_TWO, read_only_args=[at, *pair])
+        x.append(words)
+    # of many weights half the tiles at a time: their sums would not find registers beside them
+    count = TILES // T.chunks_each
+    for first in cutlass.range_constexpr(0, TILES, count):
+        acc = [Float32(0.0)] * (count * 4)
+        for c in cutlass.range_constexpr(T.chunks_each):
+            acc = multiply(acc, runs[c][4 * first : 4 * (first + count)], x[c], T.halves)
+        for j in cutlass.range_constexpr(count):
+            for h in cutlass.range_constexpr(T.halves):
+                row = h * 8 + group
+                if row < T.pass_rows:
+                    at = sums_at + ((warp * T.pass_rows + row) * 72 + (first + j) * 8 + quad * 2) * 4
+                    pair = [as_word(acc[4 * j + 2 * h]), as_word(acc[4 * j + 2 * h + 1])]
+                    arch.inline_ptx(STORE_TWO, read_only_args=[at, *pair])
 
 
 @cute.jit
@@ -117,7 +123,7 @@ def publish_columns(
     r = unary(RSQRT, square * (1.0 / T.latent) + EPS)
     pause(JITTER, epoch, block * 64 + 48)
     for quad in cutlass.range_constexpr(T.quads_own):
-        share = near("ld.shared.v2.u32 {$0, $1}, [$2];", shares_at + (row * T.quads_own + quad) * 8, 2)
+        share = near(LOAD_TWO, shares_at + (row * T.quads_own + quad) * 8, 2)
         words = []
         for i in cutlass.range_constexpr(2):
             up = rounded(total[4 * quad + 2 * i] * r, total[4 * quad + 2 * i + 1] * r)
@@ -125,6 +131,45 @@ def publish_columns(
         within = T.within(T.shard, Int32(epoch & Uint32(1)), row0 + row, first_column + quad * 4)
         if late == Uint32(0) and row0 + row < rows:
             send_quad(line, within, words, epoch)
+
+
+@cute.jit
+def make_pass(
+    runs: list, mailboxes: list, deltas_to: Int64, places: list, pushed: cute.Pointer, bars: cute.Pointer,
+    turn: Int32, rows: Int32, cluster: Int32, part: Int32, block: Int32, t: Int32, warp: Int32, lane: Int32, epoch: Uint32,
+    claim: Uint32, health: Int64,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """One pass of rows: ``places`` are what :attr:`.layout.Cut.making_bytes` names."""
+    x_at, sums_at, squares_at, shares_at, gamma_at, pushed_at = places
+    row0, half, phase = turn * T.pass_rows, turn % 2, turn // 2 % 2
+    column = cluster * 64 + part * T.own
+    sum_latents(
+        mailboxes[0], gamma_at + t * 8, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, AT_ONCE, BACKOFF, T, JITTER
+    )  # fmt: skip
+    arch.sync_threads()
+    if warp < T.warps_k:
+        multiply_latents(runs, x_at, sums_at, warp, lane, T)
+    if warp < 14:
+        arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
+        pause(JITTER, epoch, block * 64 + 47)
+        push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
+    else:
+        sum_share(
+            mailboxes[1], shares_at, row0, column, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T, JITTER
+        )  # fmt: skip
+    line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
+    # waits of the cluster end: each block pushes, since all its other waits end
+    arch.mbarrier_wait(bars + half, phase)
+    arch.sync_threads()
+    if cutlass.const_expr(T.passes > 2):  # noqa: SIM102, compiled in or not, then asked at run time
+        if t == 0 and turn + 2 < T.live_passes(rows):
+            arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
+    if t < T.pass_rows * T.tp:
+        publish_columns(
+            pushed_at, shares_at, line, half, row0, column, t, rows, epoch, claim, block, EPS, T, JITTER
+        )  # fmt: skip
 
 
 @cute.jit
@@ -144,10 +189,10 @@ def make_columns(
     lane = t % 32
     warp = arch.make_warp_uniform(arch.warp_idx())
     cluster, part = block // T.split, block % T.split
-    places = [sum(T.making_bytes[:i]) for i in range(6)]
-    x_at, sums_at, squares_at, shares_at, pushed_at = (memory.toint() + place for place in places[:5])
-    pushed = memory + places[4] // 4
-    bars = cute.recast_ptr(memory + places[5] // 4, dtype=Int64).align(8)
+    first = [sum(T.making_bytes[:i]) for i in range(7)]
+    places = [memory.toint() + place for place in first[:6]]
+    pushed = memory + first[5] // 4
+    bars = cute.recast_ptr(memory + first[6] // 4, dtype=Int64).align(8)
 
     if cutlass.const_expr(RELEASE == "entry"):
         release(JITTER, block * 64 + 16 + warp)
@@ -172,34 +217,22 @@ def make_columns(
     # neighbouring warps in different blocks: all blocks have as much to send
     number = warp * T.making + block
     send(latent, share, latents_to, shares_to, number, rows, lane, epoch, claim, block, T, JITTER)
+    # each thread's own place, for all passes
+    arch.inline_ptx(STORE_TWO, read_only_args=[places[4] + t * 8, *gamma])
     at_once = min(T.tp, AT_ONCE)
     if cutlass.const_expr(T.two_shot):
         own_latents(latents, totals_to, number, rows, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER)
     arch.cluster_wait()
-    column = cluster * 64 + part * T.own
-    box = totals if cutlass.const_expr(T.two_shot) else latents
-    for turn in cutlass.range(0, T.live_passes(rows), 1, unroll=1):
-        row0, half, phase = turn * T.pass_rows, turn % 2, turn // 2 % 2
-        sum_latents(
-            box, gamma, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER
+    mailboxes = [totals if cutlass.const_expr(T.two_shot) else latents, shares]
+    if cutlass.const_expr(T.passes == 1):
+        make_pass(
+            runs, mailboxes, deltas_to, places, pushed, bars, 0, rows, cluster, part, block, t, warp, lane, epoch, claim,
+            health, T, EPS, at_once, BACKOFF, JITTER,
         )  # fmt: skip
-        arch.sync_threads()
-        if warp < T.warps_k:
-            multiply_latents(runs, x_at, sums_at, warp, lane, T)
-        if warp < 14:
-            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
-            pause(JITTER, epoch, block * 64 + 47)
-            push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
-        else:
-            sum_share(shares, shares_at, row0, column, t - 448, epoch, health, block, at_once, BACKOFF, T, JITTER)
-        line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
-        # waits of the cluster end: each block pushes, since all its other waits end
-        arch.mbarrier_wait(bars + half, phase)
-        arch.sync_threads()
-        if t == 0 and turn + 2 < T.live_passes(rows):
-            arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
-        if t < T.pass_rows * T.tp:
-            publish_columns(
-                pushed_at, shares_at, line, half, row0, column, t, rows, epoch, claim, block, EPS, T, JITTER
+    else:
+        for turn in cutlass.range(0, T.live_passes(rows), 1, unroll=1):
+            make_pass(
+                runs, mailboxes, deltas_to, places, pushed, bars, turn, rows, cluster, part, block, t, warp, lane, epoch,
+                claim, health, T, EPS, at_once, BACKOFF, JITTER,
             )  # fmt: skip
     return epoch

@@ -143,7 +143,7 @@ class Cut:
         """Rounds of which an owner's sums are polled together: as many as the weights leave registers for."""
         if not self.two_shot or self.pass_rows % self.beside:
             return 1
-        most = 4 if self.chunks_each == 1 else 2
+        most = 4 if self.chunks_each == 1 else 2 if self.halves == 1 else 1
         return max(count for count in range(1, most + 1) if self.rounds % count == 0)
 
     @property
@@ -261,13 +261,14 @@ class Cut:
     @property
     def making_bytes(self) -> tuple[int, ...]:
         """Of a making block: normed latents, sums, squares and lateness of the warps, the shared expert's columns and lateness,
-        what other blocks push, two barriers; each a multiple of 16.
+        each thread's weights of the norm, what other blocks push, two barriers; each a multiple of 16.
         """
         return (
             8 * self.halves * self.x_words * 4,
             self.warps_k * self.pass_rows * SUM_WORDS * 4,
             (self.pass_rows * self.row_warps + WARPS + 3) // 4 * 16,
             (self.pass_rows * self.own // 2 + 2 + 3) // 4 * 16,
+            THREADS * 8,
             2 * self.pushed_bytes,
             16,
         )

@@ -33,6 +33,8 @@ def test_a_clean_record_and_no_record_pass() -> None:
         ({"phase": 1, "slot": 5, "partial": 1 << 5 | 1 << 31}, "rank 5, 31 did not publish its partial sums"),
         ({"phase": 1, "slot": 2}, "rank 2 did not publish its partial sums"),
         ({"phase": 2, "slot": 1, "total": 1 << 1}, "rank 1 did not publish the sums of its columns"),
+        ({"phase": 4, "slot": 1, "columns": 1 << 1}, "rank 1 did not publish its columns"),
+        ({"phase": 4, "slot": 0, "columns": 0b1111, "total": 1 << 2}, "rank 2 did not publish the sums of its columns"),
         ({"phase": 3, "slot": 9}, "a block of this GPU did not publish its part of a row"),
     ],
 )

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from k3lab.kernels.health import LIMIT, Phase, read
 from k3lab.kernels.transports import target_rows
+from k3lab.tuning.compare import compare
 
 from .moe_tail_case import FAMILY, FUSED, config, factors_of, judge, problem, twin, whole_numbers
 from .ptx_machine import Memory, Step
@@ -103,3 +105,73 @@ def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange
         assert {one for one in machine.before_wait if not one.startswith("ld.global.L1_no_allocate")} == set()
         case.judge()
         assert (case.memory.get("epochs") == turn + 1).all()
+
+
+@pytest.mark.parametrize("change", [{"exchange": "one_shot"}, {"exchange": "two_shot", "split_k": 8}], ids=str)
+def test_any_numbers_lie_within_the_familys_tolerance(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+    """Random inputs, factors that tell the slots apart: against the twin over the same loopback, unrounded."""
+    case = Case(monkeypatch, exact=False, live=ROWS, **change)
+    factors = (0.5, -2.0, 1.0, 4.0)
+    for name in ("latents", "shares", "totals", "deltas"):
+        if f"{name}_targets" in case.at:
+            at = case.at[f"{name}_targets"]
+            lines = target_rows([0] * TP, factors)
+            case.memory.data[at : at + 16 * TP].view(np.int64).reshape(TP, 2)[:, 1] = np.array(lines)[:, 1]
+    case.run(1)
+    wanted, got = FAMILY.expected(case.one, case.config, case.inputs, factors), case.got()
+    for name in FAMILY.outputs:
+        result = compare(name, got[name], wanted[name], FAMILY.tolerance(case.one, name))
+        assert result.ok, result.message
+
+
+def test_fewer_saved_blocks_than_compiled_for_and_rows_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads a block that is not saved yet; rows come and go, epochs go on."""
+    case = Case(monkeypatch, exchange="two_shot", live=ROWS)
+    at, _, (blocks, *_rest) = case.memory.places["blocks"]
+    case.memory.data[at + 2 * ROWS * 512 : at + blocks * 2 * ROWS * 512] = 0xFF
+    case.inputs["blocks"] = case.inputs["blocks"][:1]
+    for turn, live in enumerate((1, ROWS, 2)):
+        case.poison()
+        case.run(turn, live=live, saved=1)
+        case.judge(live)
+    assert (case.memory.get("epochs") == 3).all()
+
+
+def test_rows_of_several_passes_and_blocks_that_finish_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, rows=20, live=18, exchange="one_shot", rows_each=8)
+    assert case.launch.blocks == 12
+    for live in (18, 3):
+        case.poison()
+        case.run(live=live)
+        case.judge(live)
+
+
+@pytest.mark.parametrize(
+    ("change", "table", "phase", "says"),
+    [
+        pytest.param({"exchange": "one_shot"}, "latents", Phase.PARTIAL, "rank 2 did not publish its partial sums", marks=pytest.mark.slow),
+        pytest.param({"exchange": "two_shot"}, "shares", Phase.PARTIAL, "rank 2 did not publish its partial sums", marks=pytest.mark.slow),
+        ({"exchange": "two_shot"}, "totals", Phase.TOTAL, "rank 2 did not publish the sums of its columns"),
+        pytest.param({"exchange": "one_shot"}, "deltas", Phase.COLUMNS, "rank 2 did not publish its columns", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rank_that_did_not_publish_is_named_and_the_launch_ends(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], table: str, phase: Phase, says: str
+) -> None:
+    """What goes to slot 2 goes elsewhere; nobody sends garbage on, and the next launch publishes nothing."""
+    case = Case(monkeypatch, **change)
+    limit = case.at["health"] + 4 * LIMIT
+    case.memory.data[limit : limit + 4].view(np.int32)[0] = 1_000_000
+    elsewhere = case.memory.add("elsewhere", np.zeros(case.memory.places[table][2], dtype=np.int32))
+    at = case.at[f"{table}_targets"]
+    case.memory.data[at : at + 16 * TP].view(np.int64).reshape(TP, 2)[2, 0] = elsewhere
+    case.run(tick=5000)
+    report = read(case.memory.get("health").tolist())
+    assert report is not None and report.epoch == 1 and report.missed[phase] == (2,)
+    assert says in report.message()
+    if table != "deltas":
+        assert not case.memory.get("deltas").any(), "columns were published that came of a wait that gave up"
+    held = {name: case.memory.get(name) for name in ("latents", "shares", "deltas")}
+    case.run(tick=5000)
+    assert all((case.memory.get(name) == before).all() for name, before in held.items())
