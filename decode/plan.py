@@ -185,19 +185,19 @@ def plan(
     if backend == "latency_specialized":
         choices = choose(card, tp=tp, rows=rows, gpu=name, bundle=bundle, only=TUNED_FAMILIES, objective=objective, model=model, form=form)  # fmt: skip
     groups: dict[LayerForm, list[int]] = {}
-    for layer, form in enumerate(forms(card, choices)):
-        groups.setdefault(form, []).append(layer)
+    for layer, own in enumerate(forms(card, choices)):
+        groups.setdefault(own, []).append(layer)
 
-    def launches(stock: Sequence[StockLaunch], form: LayerForm | None = None) -> tuple[PlannedLaunch, ...]:
-        return tuned_launches(stock, choices, form) if choices else stock_launches(stock)
+    def launches(stock: Sequence[StockLaunch], own: LayerForm | None = None) -> tuple[PlannedLaunch, ...]:
+        return tuned_launches(stock, choices, own) if choices else stock_launches(stock)
 
     layers = tuple(
         LayerPlan(
-            form.kind, form.dense, tuple(indices),
-            launches(stock_layer(form.kind, dense=form.dense, rows=rows), form),
-            target_layer(form.kind, dense=form.dense), form.restarts,
+            own.kind, own.dense, tuple(indices),
+            launches(stock_layer(own.kind, dense=own.dense, rows=rows), own),
+            target_layer(own.kind, dense=own.dense), own.restarts,
         )
-        for form, indices in groups.items()
+        for own, indices in groups.items()
     )  # fmt: skip
     # the common case first: a layer that restarts the residual, or follows the dense one, is an exception
     layers = tuple(sorted(layers, key=lambda one: (not one.dense, one.restarts, -len(one.layers), one.layers)))

@@ -90,7 +90,7 @@ def forms(card: ModelCard, choices: Sequence[Choice]) -> list[LayerForm]:
 
 def _copies(choices: Iterable[Choice]) -> int:
     """Copies of a block when it is saved: one for each row count that kernels which read blocks were compiled for."""
-    readers = [one for one in choices if isinstance(one, Tuned) and getattr(one.compiled.problem, "blocks", 0)]
+    readers = [one for one in choices if isinstance(one, Tuned) and getattr(one.compiled.problem, "blocks", None)]
     return len({one.place[3] for one in readers})
 
 
@@ -123,7 +123,7 @@ def tuned_launches(
         return mix if launch.kernel == "mlp_attn_res" and isinstance(mix, Tuned) and not isinstance(own, Tuned) else own
 
     planned: list[PlannedLaunch] = []
-    placed: set[int] = set()
+    placed: set[tuple[int, bool]] = set()
     for launch in stock:
         if launch.family == "attn_res" and form and form.head is None:
             continue
@@ -133,9 +133,11 @@ def tuned_launches(
         if not isinstance(choice, Tuned):
             planned.append(PlannedLaunch(launch.kernel, launch.family, launch.what, launch.stream, STAND_IN, fallback=choice))  # fmt: skip
             continue
-        if id(choice) in placed:
+        # a layer may have two mixes of one kind: its head's, and one behind an untuned projection
+        place = id(choice), launch.family == choice.family
+        if place in placed:
             continue
-        placed.add(id(choice))
+        placed.add(place)
         if choice.family == "experts":
             planned.append(PlannedLaunch("expert_ids", "experts", "ids to 64 bits", "main", GLUE))
         planned += [
