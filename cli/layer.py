@@ -35,7 +35,7 @@ def duration(text: str) -> float:
 
 def tune_all(
     model: str, tp: int, rows: str, kind: str | None, gpu: str | None, objective: str | None, trials: int, seed: int,
-    compile_limit: float, measure_limit: float, jobs: int | None, for_s: float | None, storage: str | None, as_json: bool,
+    compile_limit: float, measure_limit: float, jobs: int | None, gpus: int, for_s: float | None, storage: str | None, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     """Tune a layer, print what became of each problem, and end.
 
@@ -58,7 +58,7 @@ def tune_all(
     request = LayerRequest(
         model_card(model), tp, tuple(numbers(LAYER_ROWS if rows == "8" else rows, "--rows")), card, aim, trials,  # type: ignore[arg-type]
         tuple(family(name) for name in family_names()), seed=seed, limits=Limits(compile_s=compile_limit, measure_s=measure_limit),
-        jobs=default_jobs() if jobs is None else jobs, for_s=for_s, shared=Shared(storage) if storage else None,
+        jobs=default_jobs() if jobs is None else jobs, gpus=gpus, for_s=for_s, shared=Shared(storage) if storage else None,
     )  # fmt: skip
 
     def say(text: str) -> None:

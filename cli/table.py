@@ -11,7 +11,7 @@ import typer
 
 from .output import Json, emit
 from .select import KIND_HELP, Model
-from .tune import CompileLimit, FamilyName, Fix, Gpu, Jobs, MeasureLimit, Objective, Seed
+from .tune import CompileLimit, FamilyName, Fix, Gpu, Gpus, Jobs, MeasureLimit, Objective, Seed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,6 +175,7 @@ def register(app: typer.Typer) -> None:
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
         jobs: Jobs = None,
+        gpus: Gpus = 1,
         fresh: Annotated[
             bool, typer.Option("--fresh", help="Begin studies of kernels that have changed anew; the old ones are renamed, not lost.")
         ] = False,
@@ -194,7 +195,7 @@ def register(app: typer.Typer) -> None:
         problems = chosen_problems(owner, model, tp, kind, rows)
         request = TableRequest(
             owner, problems, chosen, card, aim, trials, later_trials, studies, seed,  # type: ignore[arg-type]
-            Limits(compile_s=compile_limit, measure_s=measure_limit), jobs=default_jobs() if jobs is None else jobs,
+            Limits(compile_s=compile_limit, measure_s=measure_limit), jobs=default_jobs() if jobs is None else jobs, gpus=gpus,
             budget_s=budget_seconds, fresh=fresh, fixed=fixed_in(fix, chosen, problems[0], card), known=winners_of(begin_with, owner) if begin_with else (),
         )  # fmt: skip
         if results is not None:

@@ -50,6 +50,12 @@ Jobs = Annotated[
         "(default: one a CPU but one, at most 16).",
     ),
 ]
+Gpus = Annotated[
+    int,
+    typer.Option(
+        "--gpus", min=1, max=16, help="GPUs of this host that measure, of one model; each is locked against a second tuner.",
+    ),
+]  # fmt: skip
 
 
 def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
@@ -78,7 +84,7 @@ def target(gpu: str | None, objective: str | None) -> tuple[GpuCard, str]:
 def make_request(
     family: str, model: str, tp: int, rows: int, kind: str | None, gpu: str | None, engine: str | None,
     objective: str | None, study: Path | None, seed: int, compile_limit: float, measure_limit: float, trials: int = 1,
-    fix: list[str] | None = None, jobs: int | None = None,
+    fix: list[str] | None = None, jobs: int | None = None, gpus: int = 1,
 ) -> TuneRequest:  # fmt: skip
     """The request the options describe.
 
@@ -98,7 +104,7 @@ def make_request(
     limits = Limits(compile_s=compile_limit, measure_s=measure_limit)
     fixed = parse_fixed(fix, chosen.space(card)) if fix else {}
     return TuneRequest(
-        chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits, fixed=fixed, jobs=jobs,  # type: ignore[arg-type]
+        chosen.family, chosen.engine, chosen.problem, card, aim, trials, study, seed, limits, fixed=fixed, jobs=jobs, gpus=gpus,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -167,6 +173,7 @@ def register(app: typer.Typer) -> None:
         compile_limit: CompileLimit = 120.0,
         measure_limit: MeasureLimit = 90.0,
         jobs: Jobs = None,
+        gpus: Gpus = 1,
         layer: Annotated[bool, typer.Option("--layer", help="All families, kinds and rows, what promises the layer most first.")] = False,
         for_: Annotated[str | None, typer.Option("--for", help="Begin no trial after so long: 48h, 90m or 30s; the same command goes on.")] = None,
         storage: Storage = None,
@@ -198,6 +205,7 @@ def register(app: typer.Typer) -> None:
                 compile_limit,
                 measure_limit,
                 jobs,
+                gpus,
                 for_s,
                 storage,
                 as_json,
@@ -206,7 +214,7 @@ def register(app: typer.Typer) -> None:
             raise InputError("name a family (`k3lab kernels` lists them), or --layer for all")
         request = make_request(
             family, model, tp, one_number(rows), kind, gpu, engine, objective, None if storage else study, seed, compile_limit,
-            measure_limit, trials, fix, jobs,
+            measure_limit, trials, fix, jobs, gpus,
         )  # fmt: skip
         if storage and fresh:
             raise InputError("--fresh is for files; in a database another study is begun with --study NAME")

@@ -14,8 +14,9 @@ from ..kernels.space import Config, Space, config_digest
 from .propose import BATCH, ENUMERABLE, Predict, Tpe, draws, neighbours
 from .study import TrialRecord
 
-SCREEN, SCREEN_A_TRIAL = 128, 4
-"""Configs of a space that are predicted before any is measured, at most and for each trial; all of a smaller one."""
+SCREEN = 64
+"""Configs of a space that are predicted before any is measured; all of a smaller one. Not by the trials asked for: a study that
+goes on with more must go on as one that began with them."""
 FREE = 1
 """Of a batch: fair draws from the whole space, so that a wrong model cannot hide a good config."""
 AROUND = 2

@@ -46,6 +46,8 @@ class LayerRequest:
     limits: Limits = field(default_factory=Limits)
     evaluator: str = DEFAULT_EVALUATOR
     jobs: int = 1
+    gpus: int = 1
+    """GPUs of this host that measure, the first that no other tuner uses; what is compared to the last percent is timed on one."""
     for_s: float | None = None
     """Seconds after which no further trial begins."""
     shared: Shared | None = None
@@ -55,7 +57,7 @@ class LayerRequest:
         """The request for one problem of the queue."""
         return TableRequest(
             item.family, (item.problem,), item.engines, self.gpu, self.objective, self.trials, None, self.folder, self.seed, self.limits,
-            self.evaluator, self.jobs, known=tuple(one for one in known if any(one.engine == e.name for e in item.engines)),
+            self.evaluator, self.jobs, gpus=self.gpus, known=tuple(one for one in known if any(one.engine == e.name for e in item.engines)),
         )  # fmt: skip
 
 
@@ -228,7 +230,9 @@ def _shared(request: LayerRequest, item: Item, stop: Stop, say: Callable[[str], 
     assert request.shared is not None
     best: list[tuple[float, str]] = []
     measured = request.objective == "measured"
-    with Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers:
+    with Workers(
+        request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
+    ) as workers:
         for engine in item.engines:
             if stop.asked:
                 return {"state": "begun"}

@@ -282,9 +282,9 @@ def for_search(
     if space.size <= ENUMERABLE and len(list(itertools.islice(space.legal_points(), trials + 1))) <= trials:
         return Listed(space, [*starts, *space.legal])
     if predict is not None and not starts:
-        from .guided import SCREEN, SCREEN_A_TRIAL, Guided
+        from .guided import Guided
 
-        return Guided(space, seed, predict, min(SCREEN, SCREEN_A_TRIAL * trials))
+        return Guided(space, seed, predict)
     return Tpe(space, seed, starts)
 
 

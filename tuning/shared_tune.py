@@ -93,7 +93,9 @@ def tune_shared(
         )
         if workers is None:
             workers = open_things.enter_context(
-                Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs)
+                Workers(
+                    request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
+                )
             )
         study.note_once("environment", here)
         study.set_note("wanted", request.trials)

@@ -66,11 +66,15 @@ class Supervisor:
         limits: wall limits.
         gpu: False hides every GPU from the worker: what predicts must not depend on the GPU at hand.
         evaluator: module with the functions of :class:`k3lab.tuning.jobs.Evaluator`.
+        pinned: UUID of the one GPU that the worker sees; None leaves it all that this process sees.
     """
 
-    def __init__(self, limits: Limits | None = None, *, gpu: bool, evaluator: str = DEFAULT_EVALUATOR) -> None:
+    def __init__(
+        self, limits: Limits | None = None, *, gpu: bool, evaluator: str = DEFAULT_EVALUATOR, pinned: str | None = None
+    ) -> None:
         self.limits = limits or Limits()
         self.gpu = gpu
+        self.pinned = pinned
         self.evaluator = evaluator
         self.started = 0
         """Workers started so far."""
@@ -151,6 +155,8 @@ class Supervisor:
             # told an architecture, CuTe DSL does not ask the driver for one to fall back on; every compilation names its
             # own
             environment = {"CUTE_DSL_ARCH": "sm_100a", **environment, "CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
+        elif self.pinned is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self.pinned
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _kill
         self._lines.clear()
         self._rest = b""

@@ -62,6 +62,8 @@ class TableRequest:
     """Begin studies of kernels that have changed anew; the old ones are kept under other names."""
     fixed: Config = field(default_factory=dict)
     """Parameters held at one value in all studies; an engine without one of them, or that value, is left out."""
+    gpus: int = 1
+    """GPUs of this host that measure, the first that no other tuner uses; what is compared to the last percent is timed on one."""
     known: tuple[Winner, ...] = ()
     """Winners of another table: its own studies begin with those that are legal there, like with each other's."""
 
@@ -70,7 +72,7 @@ class TableRequest:
         path = default_path(self.family, engine, problem, self.gpu, self.objective, self.fixed, folder=self.folder)
         return TuneRequest(
             self.family, engine, problem, self.gpu, self.objective, trials, path, self.seed, self.limits, self.evaluator,
-            fixed=dict(self.fixed), jobs=self.jobs,
+            fixed=dict(self.fixed), jobs=self.jobs, gpus=self.gpus,
         )  # fmt: skip
 
     def refuses(self, problem: Problem, engine: Engine) -> str | None:
@@ -305,7 +307,9 @@ def tune_table(request: TableRequest, say: Say | None = None, *, stop: Stop | No
         listening = stop.listening()
     rows = []
     with (
-        Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs) as workers,
+        Workers(
+            request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
+        ) as workers,
         listening,
     ):
         run = _Run(request, workers, stop, say or (lambda text: None))

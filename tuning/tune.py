@@ -55,7 +55,9 @@ class TuneRequest:
     fixed: Config = field(default_factory=dict)
     """Parameters held at one value: the search stays in that part of the space."""
     jobs: int = 1
-    """Processes that compile ahead of the one that measures, or that predict."""
+    """Processes that compile ahead of those that measure, or that predict."""
+    gpus: int = 1
+    """GPUs of this host that measure, the first that no other tuner uses; what is compared to the last percent is timed on one."""
 
     @property
     def path(self) -> Path:
@@ -191,7 +193,9 @@ def tune(
             study = open_things.enter_context(TuningStudy.for_tuning(request.path, identity, fresh=request.fresh))
         if workers is None:
             workers = open_things.enter_context(
-                Workers(request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs)
+                Workers(
+                    request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
+                )
             )
         if stop is None:
             stop = Stop()

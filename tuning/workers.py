@@ -1,4 +1,4 @@
-"""The processes of a run: some that compile ahead of the one that measures, or some that predict.
+"""The processes of a run: some that compile ahead of those that measure, one a GPU, or some that predict.
 
 Jobs are submitted as soon as they are known to come, and their outcomes taken in whatever order the search
 wants: so the order of trials, and with it the result, does not depend on how many processes there are.
@@ -10,10 +10,12 @@ import heapq
 import itertools
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..kernels.errors import InputError
+from .gpus import GpuLock, take
 from .jobs import DEFAULT_EVALUATOR, Job
 from .outcome import Outcome, Status
 from .supervisor import REAP_S, Aborted, Limits, Supervisor
@@ -22,7 +24,8 @@ MOST_JOBS = 16
 LOOK_S = 1.0
 """How often a wait looks whether there is still something to wait for."""
 
-Role = Literal["prepare", "gpu"]
+Role = Literal["prepare", "gpu", "finals"]
+"""``gpu``: any GPU of the run; ``finals``: the first of them, which alone times what is compared to the last percent."""
 
 
 def default_jobs() -> int:
@@ -66,24 +69,36 @@ class Workers:
         limits: wall limits of every stage.
         measured: whether one of them has the GPU, and the others compile for it; else all predict.
         evaluator: module with the functions of :class:`k3lab.tuning.jobs.Evaluator`.
-        jobs: processes beside the one that has the GPU.
+        jobs: processes beside those that have a GPU.
+        gpus: GPUs of this host to measure on, a process each; they are locked against other tuners until the end.
+        locks: GPUs that are locked already, in place of ``gpus``.
+
+    Raises:
+        InputError: wrong numbers, or GPUs that are not there or another tuner's.
     """
 
     def __init__(
-        self, limits: Limits | None = None, *, measured: bool, evaluator: str = DEFAULT_EVALUATOR, jobs: int = 1
-    ) -> None:
+        self, limits: Limits | None = None, *, measured: bool, evaluator: str = DEFAULT_EVALUATOR, jobs: int = 1, gpus: int = 1,
+        locks: Sequence[GpuLock] | None = None,
+    ) -> None:  # fmt: skip
         check_jobs(jobs)
+        if locks is None:  # other evaluators, of tests and other back ends, may have no GPU at all
+            locks = take(gpus) if measured and evaluator == DEFAULT_EVALUATOR else []
+        self._locks = list(locks)
         self.measured = measured
-        self.depth = 1 if jobs == 1 and not measured else 2 * jobs + 2
+        self.depth = 1 if jobs == 1 and not measured else 2 * (jobs + max(len(self._locks), 1) - 1) + 2
         """Jobs that a search submits beyond the one it waits for, that one included."""
         self._changed = threading.Condition()
         self._counter = itertools.count()
         self._tickets: dict[str, _Ticket] = {}
-        self._queues: dict[Role, list[_Ticket]] = {"prepare": [], "gpu": []}
+        self._queues: dict[Role, list[_Ticket]] = {"prepare": [], "gpu": [], "finals": []}
         self._closed = False
         roles: list[Role] = ["prepare" for _ in range(jobs)]
-        roles += ["gpu"] if measured else []
-        self._supervisors = [Supervisor(limits, gpu=role == "gpu", evaluator=evaluator) for role in roles]
+        self._supervisors = [Supervisor(limits, gpu=False, evaluator=evaluator) for _ in roles]
+        if measured:
+            pins = [lock.gpu.uuid for lock in self._locks] or [None]
+            roles += ["finals", *("gpu" for _ in pins[1:])]
+            self._supervisors += [Supervisor(limits, gpu=True, evaluator=evaluator, pinned=pin) for pin in pins]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, daemon=True)
             for pair in zip(self._supervisors, roles, strict=True)
@@ -151,9 +166,11 @@ class Workers:
             supervisor.abort()
         for thread in self._threads:
             thread.join(2 * REAP_S)
+        for lock in self._locks:
+            lock.release()
 
     def _first(self, job: Job) -> Role:
-        return "gpu" if self.measured and job.kind in ("retime", "contest", "chain") else "prepare"
+        return "finals" if self.measured and job.kind in ("retime", "contest", "chain") else "prepare"
 
     def _serve(self, supervisor: Supervisor, role: Role) -> None:
         """A thread's life: jobs of its role, until the end."""
@@ -168,10 +185,15 @@ class Workers:
     def _next(self, role: Role) -> _Ticket | None:
         with self._changed:
             while not self._closed:
-                if queue := self._queues[role]:
-                    return heapq.heappop(queue)
+                for queue in self._queues_of(role):
+                    if queue:
+                        return heapq.heappop(queue)
                 self._changed.wait(LOOK_S)
         return None
+
+    def _queues_of(self, role: Role) -> list[list[_Ticket]]:
+        """Where a worker of that role looks for work, in this order."""
+        return [self._queues["finals"], self._queues["gpu"]] if role == "finals" else [self._queues[role]]
 
     def _run(self, supervisor: Supervisor, role: Role, ticket: _Ticket) -> None:
         ahead = role == "prepare" and ticket.job.kind == "measure"

@@ -1,0 +1,151 @@
+"""Several GPUs of a host: each has its worker, none has two tuners, and what is compared is timed on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import fake_family
+import pytest
+from k3lab.kernels import InputError
+from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.tuning import gpus
+from k3lab.tuning import tune as tuning
+from k3lab.tuning.gpus import Gpu, GpuLock, take
+from k3lab.tuning.jobs import DEFAULT_EVALUATOR
+from k3lab.tuning.outcome import Outcome, Status
+from k3lab.tuning.propose import Tpe
+from k3lab.tuning.study import TuningStudy
+from k3lab.tuning.supervisor import Limits
+from k3lab.tuning.tune import TuneRequest, tune
+from k3lab.tuning.workers import Workers
+
+FOUR = [Gpu(index, f"GPU-{index}", "NVIDIA H200") for index in range(4)]
+LIMITS = Limits(compile_s=20, measure_s=20)
+
+
+def locks(folder: Path, count: int) -> list[GpuLock]:
+    return take(count, FOUR, folder)
+
+
+def request(path: Path, trials: int = 24) -> TuneRequest:
+    problem = fake_family.FakeProblem(tp=1, rows=8)
+    return TuneRequest(
+        fake_family.FAMILY, fake_family.LARGE, problem, gpu_card("h200"), "measured", trials, path, 3, LIMITS, "telling_gpus",
+        Tpe(fake_family.LARGE.space(problem, None), 3), jobs=2,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def telling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Workers that say which GPU they see; a host that needs no driver."""
+    folder = tmp_path / "evaluators"
+    folder.mkdir()
+    (folder / "telling_gpus.py").write_text(
+        "import json, os, time\n"
+        "from fake_evaluator import *\n"
+        "import fake_evaluator\n"
+        "def told(task):\n"
+        "    with open(os.environ['TOLD'], 'a') as file:\n"
+        "        file.write(json.dumps([task.job.kind, os.environ.get('CUDA_VISIBLE_DEVICES')]) + '\\n')\n"
+        "def measure(task, stage):\n"
+        "    told(task)\n"
+        "    time.sleep(0.03)\n"
+        "    return fake_evaluator.measure(task, stage)\n"
+        "def retime(task, stage):\n"
+        "    told(task)\n"
+        "    return fake_evaluator.retime(task, stage)\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setattr(tuning, "require_gpu", lambda gpu: None)
+    return tmp_path / "told"
+
+
+def test_every_gpu_measures_and_the_finals_are_timed_on_one(telling: Path, tmp_path: Path) -> None:
+    with Workers(LIMITS, measured=True, evaluator="telling_gpus", jobs=2, locks=locks(tmp_path, 3)) as workers:
+        done = tune(request(tmp_path / "s.sqlite3"), workers=workers)
+    assert done.ended == "trials" and done.choice is not None
+    seen = [json.loads(line) for line in telling.read_text().splitlines()]
+    assert {gpu for kind, gpu in seen if kind == "measure"} == {"GPU-0", "GPU-1", "GPU-2"}
+    assert {gpu for kind, gpu in seen if kind == "retime"} == {"GPU-0"}
+
+
+def test_the_trials_do_not_depend_on_how_many_gpus_measure(telling: Path, tmp_path: Path) -> None:
+    found = []
+    for count in (1, 3):
+        path = tmp_path / f"{count}.sqlite3"
+        with Workers(LIMITS, measured=True, evaluator="telling_gpus", jobs=2, locks=locks(tmp_path, count)) as workers:
+            tune(request(path), workers=workers)
+        with TuningStudy.for_reading(path) as study:
+            found.append([(trial.digest, trial.value) for trial in study.trials()])
+    assert found[0] == found[1]
+
+
+def test_a_second_tuner_takes_another_gpu_or_none(tmp_path: Path) -> None:
+    first = locks(tmp_path, 2)
+    assert [lock.gpu.index for lock in first] == [0, 1]
+    second = locks(tmp_path, 1)
+    assert second[0].gpu.index == 2
+    with pytest.raises(
+        InputError, match=rf"measuring on GPU 0 \(process {os.getpid()}\), GPU 1 .*, GPU 2 .*two on one GPU"
+    ):
+        locks(tmp_path, 2)
+    third = locks(tmp_path, 1)  # the refusal kept nothing
+    assert third[0].gpu.index == 3
+    first[0].release()
+    assert locks(tmp_path, 1)[0].gpu.index == 0
+
+
+def test_the_lock_goes_with_its_holder_however_it_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from k3lab.tuning.gpus import Gpu, take\n"
+        "held = take(1, [Gpu(0, 'GPU-0', 'x')], Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        with pytest.raises(InputError, match=rf"process {other.pid}\)"):
+            take(1, FOUR[:1], tmp_path)
+    finally:
+        other.kill()
+        other.wait(10)
+    assert len(take(1, FOUR[:1], tmp_path)) == 1
+
+
+def test_workers_hold_the_locks_until_they_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "visible", lambda: FOUR)
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
+    with Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=3):
+        with pytest.raises(InputError, match="another tuner is measuring"):
+            Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=2)
+        Workers(LIMITS, measured=False, evaluator=DEFAULT_EVALUATOR).close()  # predicting needs none
+    Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=4).close()
+
+
+def test_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    mixed = [*FOUR[:2], Gpu(2, "GPU-9", "NVIDIA L4")]
+    with pytest.raises(InputError, match="3 GPUs were asked for, 2 of one model are here"):
+        take(3, mixed, tmp_path)
+    for count in (0, 17):
+        with pytest.raises(InputError, match="must be 1 to 16"):
+            take(count, FOUR, tmp_path)
+    assert take(1, [], tmp_path) == []
+    with pytest.raises(InputError, match="cannot be locked"):
+        take(1, FOUR, tmp_path / "nowhere")
+
+
+def test_a_job_of_the_finals_is_not_taken_by_another_gpu(telling: Path, tmp_path: Path) -> None:
+    ask = request(tmp_path / "s.sqlite3")
+    config = ask.space.default
+    with Workers(LIMITS, measured=True, evaluator="telling_gpus", jobs=1, locks=locks(tmp_path, 4)) as workers:
+        jobs = [dataclasses.replace(ask.job("retime", config, seed=seed), digests=None) for seed in range(6)]
+        for job in jobs:
+            workers.submit(job)
+        got: list[Outcome] = [workers.result(job) for job in jobs]
+    assert all(one.status is Status.OK for one in got)
+    assert {json.loads(line)[1] for line in telling.read_text().splitlines()} == {"GPU-0"}
