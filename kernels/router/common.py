@@ -79,9 +79,11 @@ def register_limit(threads: int, gpu: GpuCard) -> int:
 def clusters_that_fit(front: Front, choice: Choice, gpu: GpuCard) -> int:
     """Of a step, by the card: layers of blocks an SM holds, and whole clusters of each GPC."""
     shared = max(front.shared_bytes, choice.shared_bytes)
-    held = -(-max(registers(front), choice_registers(choice, polls=True)) // 8) * 8 * front.threads
+    # a warp's registers come from one of the SM's four parts: two blocks of 7 warps need room for 4 warps in one of them
+    a_warp = -(-max(registers(front), choice_registers(choice, polls=True)) // 8) * 8 * 32
+    warps = gpu.registers_per_sm // 4 // a_warp * 4
     layers = min(
-        gpu.registers_per_sm // held, gpu.max_threads_per_sm // front.threads, gpu.shared_per_sm // (shared + 1024)
+        warps * 32 // front.threads, gpu.max_threads_per_sm // front.threads, gpu.shared_per_sm // (shared + 1024)
     )
     return layers * sum(sms // front.split for sms in gpu.gpc_sms)
 

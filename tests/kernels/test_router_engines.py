@@ -10,6 +10,7 @@ import pytest
 import torch
 from k3lab.kernels import K3, SMALL_K3, InputError
 from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.kernels.residency import refusal, room_by_card
 from k3lab.kernels.router import arithmetic, common
 from k3lab.kernels.router.choice_layout import Choice
 from k3lab.kernels.router.layout import Board, Front, power_of_two
@@ -240,6 +241,17 @@ def test_machine_code_of_steps(arch, rows):
     assert sum(bool(re.fullmatch(WEIGHTS, one)) for one in early) >= min(front.depth, front.steps) * front.n_tiles
     assert not any(one.mnemonic == "EXIT" for one in before)
     assert not places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")
+
+
+@pytest.mark.parametrize(("tp", "rows"), [(16, 17), (16, 33), (8, 24)])
+def test_all_clusters_of_a_default_step_are_there_at_once_with_the_registers_they_have(tp, rows):
+    """A warp's registers come from one of four parts of an SM: not every block that fits by their sum does."""
+    one, card = problem(rows, tp=tp), CARDS["sm_90a"]
+    (launch,) = FUSED.compile(one, config(one), "sm_90a").launches
+    found = kernel_resources(launch)
+    warps = card.registers_per_sm // 4 // (-(-found.registers // 8) * 8 * 32) * 4
+    a_sm = min(warps * 32 // launch.threads, card.shared_per_sm // (launch.shared_bytes + 1024))
+    assert refusal(launch, room_by_card(launch, a_sm, card)) is None
 
 
 @pytest.mark.parametrize(("arch", "rows"), [("sm_90a", 64), ("sm_100a", 1), ("sm_103a", 8)])
