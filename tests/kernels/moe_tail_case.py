@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import cache
+
 import torch
 from k3lab.kernels import K3, family
-from k3lab.kernels.collectives import LoopbackGroup, TwoShot
+from k3lab.kernels.collectives import LoopbackGroup, TwoShot, run_virtual_ranks
 from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.kernels.health import check_health
 from k3lab.kernels.moe_tail.twin import moe_tail
+from k3lab.kernels.transports import Loopback
 
 from .output_projection_case import exact_input, worst
+from .virtual_ranks import Ranks
 
 FAMILY = family("moe_tail")
 FUSED = FAMILY.engine("cute_fused")
@@ -16,8 +22,6 @@ CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu
 
 
 def problem(rows=8, tp=16, **changes):
-    import dataclasses
-
     return dataclasses.replace(FAMILY.problem(K3, tp=tp, rows=rows), **changes)
 
 
@@ -76,3 +80,86 @@ def judge(one, inputs, got, wanted, rows):
     reason = worst(found[:rows], value[:rows], bound[:rows])
     assert reason is None, f"next_input: {reason}"
     assert all(tensor[rows:].isnan().all() for tensor in got.values())
+
+
+class Case:
+    """A compiled engine, its runner over loopback, tensors on the GPU and what they should become."""
+
+    def __init__(self, device, one, chosen, factors=None, *, seed=0):
+        from k3lab.kernels.launch import Runner
+        from k3lab.tuning.compiling import compile_config
+
+        self.exchange = chosen["exchange"]
+        self.factors = factors or factors_of(one.tp, self.exchange)
+        self.one, self.inputs = one, whole_numbers(one, self.exchange, seed)
+        self.wanted = twin(one, self.inputs, self.factors, self.exchange)
+        self.compiled = compile_config(FUSED, one, chosen, device.arch)
+        self.runner = Runner(self.compiled, transport=Loopback(one.tp, tuple(self.factors)))
+        self.outputs = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+            for name, (shape, dtype) in FAMILY.output_specs(one).items()
+        }
+        self.tensors = {**{name: tensor.cuda() for name, tensor in self.inputs.items()}, **self.outputs}
+
+    def poison(self):
+        for tensor in self.outputs.values():
+            tensor.fill_(float("nan"))
+
+    def run(self, rows=None, pdl=None, tensors=None, fewer=None):
+        self.poison()
+        self.runner.bind({**self.tensors, **(tensors or {})}, rows=rows, pdl=pdl, fewer=fewer)()
+        torch.cuda.synchronize()
+        check_health(self.runner.buffers)
+
+    def with_dead_rows(self, rows):
+        """Activations whose rows from ``rows`` on are NaN."""
+        found = {}
+        for name, axis in FAMILY.row_axes(self.one).items():
+            found[name] = self.tensors[name].clone()
+            found[name].narrow(axis, rows, self.one.rows - rows).fill_(float("nan"))
+        return found
+
+    def judge(self, rows=None):
+        got = {name: tensor.cpu() for name, tensor in self.outputs.items()}
+        judge(self.one, self.inputs, got, self.wanted, rows or self.one.rows)
+
+    def bits(self):
+        return [tensor.view(torch.int16).clone() for tensor in self.outputs.values()]
+
+
+@cache
+def rank_inputs(one, rank):
+    """Of one rank of several: partial latents of a size of its own, of the same signs on all; its own shared expert and weights."""
+    everyone, mine = whole_numbers(one, "one_shot", 99), whole_numbers(one, "one_shot", 100 + rank)
+    return {
+        **everyone,
+        "latent_partial": everyone["latent_partial"] * (2.0 ** (rank % 3 - 1) if rank % 4 != 2 else -0.5),
+        "shared_partial": mine["shared_partial"],
+        "w_up": mine["w_up"],
+    }
+
+
+@cache
+def ranks_twin(one):
+    """Outputs as every rank has them."""
+    inputs = [rank_inputs(one, rank) for rank in range(one.tp)]
+
+    def body(comm):
+        t = inputs[comm.rank]
+        return moe_tail(
+            t["latent_partial"], t["shared_partial"], t["latent_norm"], t["w_up"], t["prefix"], list(t["blocks"]),
+            t["res_norm"], t["res_proj"], t["norm_w"], eps=one.eps, comm=comm,
+        )  # fmt: skip
+
+    return dict(zip(FAMILY.outputs, run_virtual_ranks(one.tp, body)[0], strict=True))
+
+
+class TailRanks(Ranks):
+    """The tail's."""
+
+    family = FAMILY
+    inputs_of = staticmethod(rank_inputs)
+
+    def judge(self):
+        got = {name: tensor.cpu() for name, tensor in self.outputs[0][0].items()}
+        judge(self.one, rank_inputs(self.one, 0), got, ranks_twin(self.one), self.one.rows)

@@ -85,18 +85,21 @@ def twin_of(one):
 class Ranks:
     """Every rank's runner, stream and calls; delays, where asked for, are seeded by rank."""
 
+    family = FAMILY
+    inputs_of = staticmethod(inputs_of)
+
     def __init__(self, device, one, engine, config, *, jitter: int = 0):
         from k3lab.kernels.launch import Runner
         from k3lab.tuning.compiling import compile_config
 
         group, self.one = Group(one.tp), one
-        specs = FAMILY.output_specs(one)
+        specs = self.family.output_specs(one)
         self.runners, self.streams, self.outputs, self.calls = [], [], [], []
         for rank in range(one.tp):
             chosen = {**config, "jitter": jitter + rank} if jitter else config
             compiled = compile_config(engine, one, chosen, device.arch)
             runner = Runner(compiled, transport=VirtualRank(group, rank))
-            tensors = {name: tensor.cuda() for name, tensor in inputs_of(one, rank).items()}
+            tensors = {name: tensor.cuda() for name, tensor in self.inputs_of(one, rank).items()}
             outputs = [
                 {name: torch.empty(shape, dtype=torch.bfloat16, device="cuda") for name, (shape, _) in specs.items()}
                 for _ in range(BURST)

@@ -1,0 +1,74 @@
+"""The tail's exchanges among several ranks in one process, a stream each: hundreds of launches, delays, a missing rank."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from k3lab.kernels.collectives import CollectiveError
+from k3lab.kernels.health import check_health, culprits, read, rearm, set_limit
+
+from .moe_tail_case import FUSED, TailRanks, config, problem
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+SETTINGS = [
+    pytest.param((tp, rows, exchange), id=f"tp{tp}-{exchange}")
+    for tp, rows, exchange in ((2, 1, "one_shot"), (2, 2, "two_shot"), (4, 4, "one_shot"), (4, 3, "two_shot"))
+]
+
+
+@pytest.fixture
+def setting_of(device, setting):
+    tp, rows, exchange = setting
+    one = problem(rows, tp=tp, hidden=1024, latent=512)
+    chosen = config(one, split_k=4, at_once=4, exchange=exchange)
+    return lambda **more: TailRanks(device, one, FUSED, chosen, **more)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_all_ranks_have_the_twins_bits_in_hundreds_of_launches(setting_of):
+    ranks = setting_of()
+    ranks.burst()
+    ranks.judge()
+    first = ranks.same_everywhere()
+    for _ in range(50):
+        ranks.burst()
+        ranks.same_everywhere(first)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_hundreds_of_seeds_of_delays_change_no_bit(setting_of):
+    plain, delayed = setting_of(), setting_of(jitter=1)
+    plain.burst()
+    wanted = plain.same_everywhere()
+    for _ in range(50):
+        delayed.burst()
+        delayed.same_everywhere(wanted)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_rank_that_never_comes_is_named_by_all_and_they_go_on_after_re_arming(setting_of):
+    ranks = setting_of()
+    ranks.burst()
+    wanted, dead = ranks.same_everywhere(), 1
+    living = [rank for rank in range(ranks.one.tp) if rank != dead]
+    for runner in ranks.runners:
+        set_limit(runner.buffers, 0.5)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    ranks.launch(0, living)
+    ranks.launch(1, living)
+    torch.cuda.synchronize()
+    assert 0.4 < time.perf_counter() - started < 9.0
+    reports = {}
+    for rank in living:
+        buffers = ranks.runners[rank].buffers
+        with pytest.raises(CollectiveError, match=r"rank .* within 0\.5 s"):
+            check_health(buffers, rank)
+        reports[rank] = read(buffers["health"].tolist())
+    assert culprits(reports) == (dead,)
+    for runner in ranks.runners:
+        rearm(runner)
+    ranks.burst()
+    ranks.same_everywhere(wanted)
