@@ -74,6 +74,17 @@ def test_opposite_sources_of_equal_weight_cancel_without_a_nan(monkeypatch):
     assert float(done.out.abs().max()) < 150 * 4 * 2**-24 / one.eps**0.5
 
 
+def test_a_square_that_rounding_takes_below_zero_is_none(monkeypatch):
+    """Three sources of equal weight that sum to zero in every column: what is left of the square has either sign."""
+    one = problem(6, hidden=1792, blocks=2)
+    inputs = spread(one, 8)
+    inputs["res_proj"][:] = 0.0
+    two = torch.randint(-127, 128, (2, 6, 1792), generator=torch.Generator().manual_seed(2))
+    inputs["blocks"], inputs["prefix"] = two.to(torch.bfloat16), -two.sum(0).to(torch.bfloat16)
+    done = run(one, monkeypatch, inputs=inputs, cluster=8, warps=7, depth=1)
+    assert not bool(done.out.isnan().any())
+
+
 def test_a_source_that_is_nan_spoils_its_row_alone(monkeypatch):
     one = problem(3, hidden=1792)
     inputs = spread(one, 7)

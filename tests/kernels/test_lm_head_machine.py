@@ -65,8 +65,8 @@ def test_negative_zero_equals_zero_and_infinities_are_ordered(monkeypatch):
     inputs = own_best(one, whole_numbers(one, 3))
     inputs["h"][:], inputs["w"][:] = 0.0, 0.0
     inputs["h"][:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
-    inputs["w"][:, 0] = 2.0**-133  # a subnormal times 2^-60 rounds to a zero of either sign
-    inputs["h"][:2, 0] *= 2.0**-60
+    inputs["w"][:, 0] = 2.0**-133  # BF16's least; a part of it is a number in FP32 and rounds to a zero
+    inputs["h"][:, 0] *= 2.0**-7
     inputs["w"][9, 0] = float("inf")
     inputs["w"][12, 0] = float("-inf")
     inputs["w"][10:12, 0] = float("inf")
@@ -74,6 +74,8 @@ def test_negative_zero_equals_zero_and_infinities_are_ordered(monkeypatch):
     done.check()
     assert done.get("ids").tolist() == [9, 12] * 4
     inputs["w"][9:13, 0] = 2.0**-133
+    inputs["w"][5, 0] *= -1  # the only zero of its sign: equal to the others, so not likeliest
+    inputs["w"][0, 0] *= -1
     done = run(one, monkeypatch, inputs=inputs)
     done.check()
     assert done.get("ids").tolist() == [0] * 8
