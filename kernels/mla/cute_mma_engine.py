@@ -11,9 +11,10 @@ from ..contract import Arg, Buffer, Compiled, Engine, Launch, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
+from .around import Around
 from .common import MOST_SPLITS, merge_order, mla, parts_buffers, refuses_always, splits_wanted
 from .family import Mla
-from .layout import THREADS, WARPS, Around, Attend
+from .layout import THREADS, WARPS, Attend
 
 if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
@@ -41,7 +42,7 @@ def around_of(problem: Mla, config: Config) -> Around:
     return Around(
         problem.rows, problem.heads, problem.q_lora, problem.nope, problem.rope, problem.kv_lora, problem.v_dim,
         problem.q_len, problem.block_size, problem.blocks_each, problem.fp8, int(config["splits"]), int(config["cluster"]),
-        problem.eps,
+        problem.eps, config.get("k_order") == "invariant",
     )  # fmt: skip
 
 
@@ -127,14 +128,16 @@ class CuteMmaEngine(Engine):
 
     @staticmethod
     def _default(problem: Mla, queries: int, gpu: GpuCard) -> Config:
-        """Whole clusters of eight; parts that fill the GPU once; the largest tile that is not wasted on short contexts."""
+        """Whole clusters of eight; parts that fill the GPU once; the largest ring of tiles that a block may have."""
         groups = -(-problem.q_len * problem.heads // queries)
         wanted = splits_wanted(problem, groups, 64, gpu.sms)
-        tile = 128 if problem.fp8 and problem.context // wanted >= 512 else 64
-        return {
-            "cluster": 8, "queries": queries, "splits": max(s for s in SPLITS if s <= wanted), "tile": tile,
-            "stages": 2 if tile == 128 or not problem.fp8 else 3, "release": "loads", "k_order": "free",
-        }  # fmt: skip
+        splits = max(s for s in SPLITS if s <= wanted)
+        long = problem.fp8 and problem.context // wanted >= 512
+        for tile, stages in ((128, 2) if long else (64, 3), (64, 3), (64, 2), (32, 3)):
+            config = {"cluster": 8, "queries": queries, "splits": splits, "tile": tile, "stages": stages}
+            if attend_of(problem, config).shared_bytes <= gpu.shared_per_block:
+                break
+        return {**config, "release": "loads", "k_order": "free"}
 
     @staticmethod
     def _buffers(problem: Mla, config: Config) -> tuple[Buffer, ...]:

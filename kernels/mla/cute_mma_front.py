@@ -50,7 +50,7 @@ def front(
     proj: Int64, q_norm: Int64, kv_norm: Int64, q_b: Int64, w_uk: Int64, k_scale: Int64 | None, table: Int64, context: Int64,
     query: Int64, cache: Int64, rows: Int32, block: Int32, shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
-    """The whole launch: see :class:`.layout.Around`."""
+    """The whole launch: see :class:`.around.Around`."""
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):

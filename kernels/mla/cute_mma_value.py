@@ -22,7 +22,7 @@ def value(
     partial: Int64, lse: Int64, w_uv: Int64, proj: Int64, out: Int64, k_scale: Int64 | None, rows: Int32, block: Int32,
     shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
-    """The whole launch: see :class:`.layout.Around`."""
+    """The whole launch: see :class:`.around.Around`."""
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):

@@ -58,6 +58,37 @@ def same_cache(got: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor, ma
     assert float((new != right).float().mean()) < 0.05
 
 
+def exact_inputs(one: Mla, contexts: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs whose every step is exact: the twin's numbers, rounded once, are the engine's to the bit.
+
+    Queries are zero, so that all tokens weigh the same; every fourth token, the last of a request among them, is zero, and
+    the others repeat three rows of whole numbers; a request has a power of two of tokens, and equal parts.
+    """
+    assert one.q_len == 1 and all((tokens + 1) & tokens == 0 for tokens in contexts)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = FAMILY.inputs(one, seed)
+    inputs["context"] = torch.tensor(contexts, dtype=torch.int32)
+    inputs["proj"] = torch.zeros_like(inputs["proj"])
+    inputs["w_uv"] = (torch.randint(-2, 3, inputs["w_uv"].shape, generator=generator) / 16).to(torch.bfloat16)
+    four = torch.randint(-3, 4, (4, one.width), generator=generator).float()
+    four[3] = 0
+    cache = torch.full(inputs["cache"].shape, torch.nan)
+    for request, tokens in enumerate(contexts):
+        place = torch.arange(tokens)
+        where = inputs["block_table"][request, place // one.block_size].long(), place % one.block_size
+        cache[where] = four[place % 4]
+    inputs["cache"] = cache.to(inputs["cache"].dtype)
+    if one.fp8:
+        inputs["k_scale"] = torch.ones(1)
+    return inputs
+
+
+def judge_exact(one: Mla, inputs: dict[str, torch.Tensor], out: torch.Tensor) -> None:
+    """To the bit."""
+    wanted = FAMILY.twin(one, inputs)["out"].to(torch.bfloat16)
+    assert bool(wanted.any()) and torch.equal(out.cpu(), wanted)
+
+
 def judge(one: Mla, inputs: dict[str, torch.Tensor], out: torch.Tensor, live: int | None = None) -> None:
     """Live rows within tolerance of the twin, the others still poison."""
     live = one.rows if live is None else live

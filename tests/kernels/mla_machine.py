@@ -12,7 +12,7 @@ import torch
 from k3lab.kernels.mla.family import Mla
 from k3lab.kernels.numerics import round_e4m3
 
-from .mla_case import FAMILY, H200
+from .mla_case import FAMILY, H200, exact_inputs
 from .ptx_arithmetic import COMPARE
 from .ptx_machine import PEER, Machine, Memory
 from .ptx_text import Step
@@ -215,7 +215,7 @@ def compiled_ptx(one: Mla, chosen: dict[str, Any], monkeypatch: Any, arch: str =
 
 def run(
     one: Mla, monkeypatch: Any, contexts: list[int], live: int | None = None, seed: int = 1, whole: bool = False,
-    **changes: Any,
+    exact: bool = False, **changes: Any,
 ) -> Run:  # fmt: skip
     """The attention on the machine, or the whole step: cache rows that no live row sees are NaN, so are dead rows, and
     dead requests' tables lead nowhere. The whole step finds the new rows of the cache NaN too.
@@ -225,7 +225,7 @@ def run(
     assert space.illegal(chosen) is None, space.illegal(chosen)
     kernels = compiled_ptx(one, chosen, monkeypatch)
     live = one.rows if live is None else live
-    inputs, query = FAMILY.inputs(one, seed), query_of(one, seed)
+    inputs, query = exact_inputs(one, contexts) if exact else FAMILY.inputs(one, seed), query_of(one, seed)
     inputs["context"] = torch.tensor(contexts, dtype=torch.int32)
     alive = -(-live // one.q_len)
     seen = torch.zeros(inputs["cache"].shape[:2], dtype=torch.bool)
