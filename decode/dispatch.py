@@ -16,11 +16,12 @@ from ..kernels import InputError
 from ..kernels.collectives import Collectives
 from .caches import DecodeCache
 from .choices import check_backend
+from .graphs import StepGraphs
 from .operators import Operators
 from .prefill import CHUNK, prefill
 from .prefill_operators import PrefillOperators
 from .scope import MAX_ROWS, Scope, StepShape, Tally
-from .step import Tap, step
+from .step import Tap, check_tokens, step
 from .weights import RankWeights
 
 
@@ -32,6 +33,11 @@ class StepWork:
     """Slot to the tokens a request appends: the last one sampled, then its drafts. ``-1`` is a draft that only fills up."""
     prompts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Slot to prompt tokens."""
+
+    @property
+    def width(self) -> int:
+        """Tokens of the first request that decodes; 0 where none does."""
+        return len(next(iter(self.tokens.values()), ()))
 
     @property
     def shape(self) -> StepShape:
@@ -55,6 +61,7 @@ class Dispatcher:
         backend: str = "auto",
         chunk: int = CHUNK,
         say: Callable[[str], None] | None = None,
+        graphs: Callable[[int], StepGraphs | None] | None = None,
     ) -> None:
         """Set up.
 
@@ -68,6 +75,8 @@ class Dispatcher:
             backend: ``auto`` unless ``latency_specialized`` is asked for.
             chunk: of prefill.
             say: is told of every reason to fall back, once.
+            graphs: tokens a request to the captured steps of so many, which served steps are replayed from; None runs them
+                eagerly.
 
         Raises:
             InputError: an unknown backend, or the specialised one without its operators or a scope.
@@ -76,7 +85,7 @@ class Dispatcher:
         if backend == "latency_specialized" and (specialized is None or scope is None):
             raise InputError("backend latency_specialized needs its operators and the scope that all ranks agreed on")
         self.weights, self.cache, self.comm, self.backend = weights, cache, comm, backend
-        self._auto, self._specialized, self._scope, self._chunk = auto, specialized, scope, chunk
+        self._auto, self._specialized, self._scope, self._chunk, self._graphs = auto, specialized, scope, chunk, graphs
         self._prefill = PrefillOperators(weights.card, dtype=weights.dtype, device=weights.device)
         self.tally = Tally(say)
 
@@ -104,6 +113,9 @@ class Dispatcher:
             self.tally.note(reason)
         if self.backend == "latency_specialized" and reason is None:
             assert self._specialized
+            captured = self._graphs(work.width) if self._graphs else None
+            if captured is not None:
+                return self._replay(captured, work, tap)
             return self._decode(list(work.tokens), work, self._specialized(shape.rows), tap)
         logits = {}
         for slot, ids in work.prompts.items():
@@ -116,19 +128,42 @@ class Dispatcher:
             logits |= self._decode(slots, work, self._auto, tap)
         return {slot: logits[slot] for slot in (*work.prompts, *work.tokens)}
 
+    @torch.inference_mode()
+    def _replay(self, graphs: StepGraphs, work: StepWork, tap: Callable[[int], Tap] | None) -> dict[int, Tensor]:
+        slots = list(work.tokens)
+        ids, taps = _ids(slots, work), [tap(slot) for slot in slots] if tap else []
+        q_len = check_tokens(ids, len(slots), self.weights.card.vocab_size)
+        self.cache.begin(slots, q_len)
+        try:
+            out = graphs.step(ids, slots, _split(taps, q_len) if tap else None)
+        except BaseException:
+            self.cache.spoil(slots)
+            raise
+        # the graphs' own memory: the next step overwrites it
+        return dict(zip(slots, out.clone(), strict=True))
+
     def _decode(
         self, slots: list[int], work: StepWork, operators: Operators, tap: Callable[[int], Tap] | None
     ) -> dict[int, Tensor]:
-        # a draft that only fills up is computed as some token and never accepted
-        ids = torch.tensor([[max(0, token) for token in work.tokens[slot]] for slot in slots])
-        taps = [tap(slot) for slot in slots] if tap else []
-
-        def every(layer: int, residual: Tensor) -> None:
-            for own, rows in zip(taps, residual.split(ids.shape[1]), strict=True):
-                own(layer, rows)
-
-        out = step(self.weights, self.cache, ids, slots, operators, self.comm, tap=every if tap else None)
+        ids, taps = _ids(slots, work), [tap(slot) for slot in slots] if tap else []
+        every = _split(taps, ids.shape[1]) if tap else None
+        out = step(self.weights, self.cache, ids, slots, operators, self.comm, tap=every)
         return dict(zip(slots, out, strict=True))
+
+
+def _ids(slots: list[int], work: StepWork) -> Tensor:
+    """[requests, tokens]; a draft that only fills up is computed as some token and never accepted."""
+    return torch.tensor([[max(0, token) for token in work.tokens[slot]] for slot in slots])
+
+
+def _split(taps: list[Tap], q_len: int) -> Tap:
+    """Every request's tap sees its own rows."""
+
+    def every(layer: int, residual: Tensor) -> None:
+        for own, rows in zip(taps, residual.split(q_len), strict=True):
+            own(layer, rows)
+
+    return every
 
 
 def alike(tokens: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -143,6 +144,12 @@ def rates_of_length(length: float, drafts: int) -> tuple[float, ...]:
     return tuple(1.0 if at < sure else part if at == sure else 0.0 for at in range(drafts))
 
 
+@cache
+def _on(rates: tuple[float, ...], device: torch.device) -> Tensor:
+    """Kept where they are read: nothing can be copied there while a graph is captured."""
+    return torch.tensor(rates, dtype=torch.float64, device=device)
+
+
 @dataclass(frozen=True)
 class Synthetic:
     """By given rates, whatever the target says: for timing. Accepted positions put out the draft."""
@@ -192,7 +199,7 @@ class Synthetic:
         if count != len(self.rates):
             raise InputError(f"{count} drafts a request, but {len(self.rates)} synthetic acceptance rates")
         chance = uniforms(seeds[:, None], positions[:, :count], ACCEPT)
-        rates = torch.tensor(self.conditional, dtype=torch.float64, device=logits.device)
+        rates = _on(self.conditional, logits.device)
         accepted = (chance < rates) & (drafts.tokens != PLACEHOLDER)
         shape = positions.shape
         others = self.base.first(

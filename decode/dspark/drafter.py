@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ...kernels import InputError
 from ...kernels.collectives import Collectives
-from ...kernels.lm_head.twin import embed
 from ..caches import DecodeCache
 from ..weights import RankWeights
-from .reference import Drafts, context_rows, draft_hidden, draft_tokens
+from .paged import block_hidden, embedded, inject_rows, product
+from .reference import Drafts, context_rows, draft_tokens
 from .weights import DraftWeights
 
 
 class Drafter:
-    """Drafts for the requests of a :class:`~k3lab.decode.caches.DecodeCache`; the reference, not captured."""
+    """Drafts for the requests of a :class:`~k3lab.decode.caches.DecodeCache`; what runs on the device can be captured."""
 
     def __init__(self, weights: DraftWeights, target: RankWeights, cache: DecodeCache, comm: Collectives) -> None:
         """Pages for every block of the cache.
@@ -32,7 +32,8 @@ class Drafter:
                 f" the target's of rank {target.rank} of {target.tp}"
             )
         self.weights, self.target, self.cache, self.comm = weights, target, cache, comm
-        shape = (cache.blocks, cache.block_size, weights.card.row)
+        pages = next(iter(cache.mla.values())).shape[0] if cache.mla else cache.blocks
+        shape = (pages, cache.block_size, weights.card.row)
         self.pages = [
             torch.zeros(shape, dtype=weights.context_proj.dtype, device=target.device) for _ in weights.layers
         ]
@@ -62,8 +63,19 @@ class Drafter:
         count = residuals[0].shape[0]
         where = self._places(slot, start, start + count)
         positions = torch.arange(start, start + count, device=self.target.device)
-        for pages, rows in zip(self.pages, context_rows(self.weights, residuals, positions), strict=True):
+        for pages, rows in zip(self.pages, context_rows(self.weights, residuals, positions, product), strict=True):
             pages.flatten(0, 1)[where] = rows
+
+    def inject_block(self, slots: Tensor, start: Tensor, residuals: list[Tensor], tokens: int) -> None:
+        """The device side of :meth:`inject` for all rows of a step, accepted or not; can be captured.
+
+        Args:
+            slots: int64 [B].
+            start: int [B], contexts before the step.
+            residuals: after each tapped layer, [B * tokens, H].
+            tokens: of each request.
+        """
+        inject_rows(self.weights, residuals, self.pages, self.cache.block_table[slots], start, tokens)
 
     @torch.inference_mode()
     def fill(self, slot: int, tokens: int, *, seed: int = 0) -> None:
@@ -77,6 +89,29 @@ class Drafter:
             pages.flatten(0, 1)[where] = drawn.to(pages.dtype)
 
     @torch.inference_mode()
+    def draft_block(
+        self, slots: Tensor, last: Tensor, count: int, *, temperature: float = 0.0, seeds: Tensor | None = None
+    ) -> Drafts:
+        """The device side of :meth:`draft`: no check, shapes that depend on the number of requests alone; can be captured.
+
+        Args:
+            slots: int64 [B].
+            last: int64 [B].
+            count: drafts a request.
+            temperature: 0 drafts the likeliest tokens.
+            seeds: int64 [B], for a temperature above 0.
+        """
+        context, table = self.cache.context[slots], self.cache.block_table[slots]
+        masks = last.new_full((last.shape[0], count - 1), self.weights.card.mask_token_id)
+        ids = torch.cat([last[:, None], masks], dim=1)
+        inputs = embedded(ids.flatten(), self.target.embed, self.comm).view(*ids.shape, -1)
+        hidden = block_hidden(self.weights, inputs, self.pages, table, context, self.comm)
+        after = context.long()[:, None] + torch.arange(1, count + 1, device=last.device)
+        return draft_tokens(
+            self.weights, hidden, self.target.lm_head, last, self.comm,
+            temperature=temperature, seeds=seeds, positions=after, product=product,
+        )  # fmt: skip
+
     def draft(
         self, slots: Sequence[int], last: Tensor, count: int, *, temperature: float = 0.0, seeds: Tensor | None = None
     ) -> Drafts:
@@ -92,18 +127,6 @@ class Drafter:
         Raises:
             InputError: more drafts than the drafter makes.
         """
-        card = self.weights.card
-        card.check_drafts(count)
-        device = self.target.device
-        lengths = torch.tensor([self.cache.length(slot) for slot in slots], device=device)
-        positions = lengths[:, None] + torch.arange(count, device=device)
-        ids = torch.full((len(slots), count), card.mask_token_id, dtype=torch.int64, device=device)
-        ids[:, 0] = last
-        embedded = embed(ids.flatten(), self.target.embed, self.comm).view(len(slots), count, -1)
-        places = [self._places(slot, 0, self.cache.length(slot)) for slot in slots]
-        context = [[pages.flatten(0, 1)[where] for where in places] for pages in self.pages]
-        hidden = draft_hidden(self.weights, embedded, context, positions, self.comm)
-        return draft_tokens(
-            self.weights, hidden, self.target.lm_head, last, self.comm,
-            temperature=temperature, seeds=seeds, positions=positions + 1,
-        )  # fmt: skip
+        self.weights.card.check_drafts(count)
+        where = torch.tensor(list(slots), device=self.target.device)
+        return self.draft_block(where, last, count, temperature=temperature, seeds=seeds)

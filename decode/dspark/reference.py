@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,28 +15,36 @@ from .counter import DRAFT, gumbel
 from .rope import rotate
 from .weights import DraftLayer, DraftWeights
 
+Product = Callable[[Tensor, Tensor], Tensor]
+"""``x w^T``, rounded once."""
 
-def _row(x: Tensor, layer: DraftLayer, positions: Tensor, weights: DraftWeights) -> Tensor:
+
+def cache_row(
+    x: Tensor, layer: DraftLayer, positions: Tensor, weights: DraftWeights, product: Product = linear
+) -> Tensor:
     """Cache rows of inputs [n, H]: normed latent and rotated key, [n, kv_lora + rope]."""
     card = weights.card
-    latent, key = linear(x, layer.kv_a).split([card.kv_lora_rank, card.qk_rope_head_dim], dim=-1)
+    latent, key = product(x, layer.kv_a).split([card.kv_lora_rank, card.qk_rope_head_dim], dim=-1)
     return torch.cat([rms_norm(latent, layer.core.kv_a_norm, card.rms_norm_eps), rotate(key, positions, card)], dim=-1)
 
 
-def context_rows(weights: DraftWeights, residuals: Sequence[Tensor], positions: Tensor) -> list[Tensor]:
+def context_rows(
+    weights: DraftWeights, residuals: Sequence[Tensor], positions: Tensor, product: Product = linear
+) -> list[Tensor]:
     """What each layer keeps of accepted target positions; no layer is run for them.
 
     Args:
         weights: replicated parts are used alone, so every rank makes the same rows.
         residuals: of the target after each tapped layer, [n, H] each.
         positions: [n], int.
+        product: of activations and weights.
 
     Returns:
         [n, kv_lora + rope] for each layer.
     """
-    context = linear(torch.cat(list(residuals), dim=-1), weights.context_proj)
+    context = product(torch.cat(list(residuals), dim=-1), weights.context_proj)
     context = rms_norm(context, weights.context_norm, weights.card.rms_norm_eps)
-    return [_row(context, layer, positions, weights) for layer in weights.layers]
+    return [cache_row(context, layer, positions, weights, product) for layer in weights.layers]
 
 
 def _attend(
@@ -51,7 +59,7 @@ def _attend(
     dtype = compute_dtype(x, layer.core.w_uk)
     absorbed = torch.einsum("nhd,hdc->nhc", nope.to(dtype), layer.core.w_uk.to(dtype)).to(x.dtype)
     query = torch.cat([absorbed, rotate(key, flat, card)], dim=-1)
-    own = _row(x, layer, flat, weights)
+    own = cache_row(x, layer, flat, weights)
     latents = []
     for request in range(requests):
         where = slice(request * tokens, (request + 1) * tokens)
@@ -124,6 +132,7 @@ def draft_tokens(
     temperature: float = 0.0,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    product: Product = linear,
 ) -> Drafts:
     """Tokens of a block, one after the other: each one's logits are the head's and a bias by the token before it.
 
@@ -139,12 +148,13 @@ def draft_tokens(
         temperature: 0 takes the likeliest token; above it a token is sampled.
         seeds: int64 [B], for sampling.
         positions: int64 [B, N] of the tokens that are predicted, for sampling.
+        product: of activations and weights.
     """
-    base, previous = linear(hidden, lm_head), last
+    base, previous = product(hidden, lm_head), last
     tokens, every = [], []
     ids = comm.rank * lm_head.shape[0] + torch.arange(lm_head.shape[0], device=hidden.device)
     for index in range(hidden.shape[1]):
-        bias = linear(weights.markov_w1[previous], weights.markov_w2)
+        bias = product(weights.markov_w1[previous], weights.markov_w2)
         scores = base[:, index].to(compute_dtype(base)) + bias.to(compute_dtype(bias))
         if temperature > 0:
             assert seeds is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,6 +32,12 @@ def inverse_frequencies(card: DraftCard) -> Tensor:
     return plain / card.yarn_factor * slow + plain * (1 - slow)
 
 
+@cache
+def _on(card: DraftCard, device: torch.device) -> Tensor:
+    """Kept where they are read: nothing can be copied there while a graph is captured."""
+    return inverse_frequencies(card).to(device)
+
+
 def rotate(x: Tensor, positions: Tensor, card: DraftCard) -> Tensor:
     """Rotate pairs (2i, 2i + 1) of the last dimension; rounded once to ``x.dtype``.
 
@@ -41,7 +48,7 @@ def rotate(x: Tensor, positions: Tensor, card: DraftCard) -> Tensor:
         positions: [n], int.
         card: the drafter.
     """
-    angle = positions.to(torch.float64)[:, None] * inverse_frequencies(card).to(positions.device)
+    angle = positions.to(torch.float64)[:, None] * _on(card, positions.device)
     dtype = compute_dtype(x)
     shape = (x.shape[0], *(1 for _ in x.shape[2:]), angle.shape[1])
     cos, sin = angle.cos().to(dtype).view(shape), angle.sin().to(dtype).view(shape)
