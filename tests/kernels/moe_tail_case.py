@@ -32,7 +32,7 @@ def config(one, arch="sm_90a", **changes):
 def factors_of(tp, exchange):
     """Powers of two of both signs whose sum is no zero; with two shots signs alone, so that all latents stay as large."""
     if exchange == "two_shot":
-        return [1.0 if rank % 3 else -1.0 for rank in range(tp)]
+        return [-1.0 if rank % 4 == 1 and tp > 2 else 1.0 for rank in range(tp)]
     return [(-1.0) ** (rank // 2) * 2.0 ** (rank % 3 - 1) for rank in range(tp)]
 
 
