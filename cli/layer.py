@@ -85,7 +85,7 @@ def render(console: Console, data: dict[str, Any]) -> None:
     for one in data["queue"]:
         default, us = one["default_us"], one.get("us")
         table.add_row(
-            one["family"], one["label"], f"{one['gain_us']:.2f}", "-" if default is None else f"{default:.2f}", f"{one['floor_us']:.2f}",
+            one["family"], one["label"], f"{one['gain_us']:.2f}", "-" if default is None else f"{'~' if one['interpolated'] else ''}{default:.2f}", f"{one['floor_us']:.2f}",
             one["state"], "-" if us is None else f"{us:.2f}", one.get("engine", "-"),
         )  # fmt: skip
     console.print(table)

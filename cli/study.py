@@ -55,6 +55,11 @@ def render(console: Console, data: dict[str, Any]) -> None:
             text = " ".join(f"{name}={value}" for name, value in trial["config"].items())
             table.add_row(str(trial["trial"]), f"{trial['value']:.2f}", text)
         console.print(table)
+    if data["importance"]:
+        table = Table("parameter", "share of the spread", title="importance, each alone")
+        for name, share in data["importance"].items():
+            table.add_row(name, f"{share:.0%}")
+        console.print(table)
     if data["failures"]:
         table = Table("trials", "status", "reason", title="failures")
         for failure in data["failures"]:
@@ -78,7 +83,7 @@ def show_command(
     top: Annotated[int, typer.Option("--top", min=1, help="Best trials to list.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Trials, the best of them, failures by reason, and the choice; also while a tuner is writing."""
+    """Trials, the best of them, what the parameters did, failures by reason, and the choice; also while a tuner is writing."""
     from ..tuning.show import show
 
     emit(show(study, top), as_json, render)
@@ -186,11 +191,9 @@ def replay_command(
     from ..tuning.replay import SAMPLERS, SHARE, WITHIN, Recorded, replay, verdicts
 
     rows = replay([Recorded.load(path) for path in recordings], sampler or list(SAMPLERS), seeds)
-    data = {"within": WITHIN, "bar_share": SHARE, "rows": rows, "verdicts": verdicts(rows)}
-    emit(data, as_json, render_replay)
-    raise typer.Exit(
-        1 if any(not one["within_bar"] or one["random_beaten"] is False for one in data["verdicts"]) else 0
-    )
+    found = verdicts(rows)
+    emit({"within": WITHIN, "bar_share": SHARE, "rows": rows, "verdicts": found}, as_json, render_replay)
+    raise typer.Exit(1 if any(not one["within_bar"] or one["random_beaten"] is False for one in found) else 0)
 
 
 def render_replay(console: Console, data: dict[str, Any]) -> None:

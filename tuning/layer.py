@@ -6,6 +6,7 @@ of the model's layers that hold it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.model_card import ModelCard
 from .identity import STUDIES, Objective
-from .jobs import DEFAULT_EVALUATOR
+from .jobs import DEFAULT_EVALUATOR, Job
 from .shared_study import Shared
 from .stop import Stop
 from .supervisor import Limits
@@ -74,6 +75,8 @@ class Item:
     floor_us: float
     share: float
     """Part of the model's layers that hold it."""
+    between: bool = False
+    """The time is interpolated between the fewest and the most rows of the shape, not predicted itself."""
 
     @property
     def gain_us(self) -> float:
@@ -84,7 +87,7 @@ class Item:
         """JSON-able form."""
         return {
             "family": self.family.name, "problem": self.problem.to_json(), "label": self.problem.label,
-            "engines": [engine.name for engine in self.engines], "default_us": self.default_us, "floor_us": round(self.floor_us, 3),
+            "engines": [engine.name for engine in self.engines], "default_us": self.default_us, "interpolated": self.between, "floor_us": round(self.floor_us, 3),
             "share": round(self.share, 4), "gain_us": round(self.gain_us, 3),
         }  # fmt: skip
 
@@ -115,11 +118,12 @@ def problems_of(
             say(f"{family.name} has no engine yet")
             continue
         for kind in family.kinds or (None,):
+            refused: dict[int, str] = {}
             for rows in request.rows:
                 try:
                     problem = family.problem(request.card, tp=request.tp, rows=rows, kind=kind)
                 except InputError as error:
-                    say(f"left out: {error}")
+                    refused[rows] = str(error)
                     continue
                 engines = tuple(
                     engine for engine in family.engines if engine.refuses(problem, request.gpu.arch) is None
@@ -130,6 +134,9 @@ def problems_of(
                     )
                 else:
                     say(f"left out: no engine of {family.name} serves {problem.label} on {request.gpu.name}")
+            if refused:
+                counts = ", ".join(map(str, refused))
+                say(f"left out: {family.name} {kind or ''} at rows {counts}: {next(iter(refused.values()))}")
     return list(found.values())
 
 
@@ -138,6 +145,9 @@ def queue(
 ) -> list[Item]:
     """The problems, what promises most first: the same on every machine.
 
+    Only the fewest and the most rows of a shape are compiled and predicted; between them what lies above the byte floor is
+    interpolated by the rows. An order needs no more, and hundreds of problems are compiled for it no longer.
+
     Args:
         request: what to tune.
         workers: that predict.
@@ -145,20 +155,51 @@ def queue(
         stopped: whether the run was asked to end; problems that are not predicted by then come last.
     """
     asked = problems_of(request, say)
-    jobs = []
-    for family, problem, engines, _ in asked:
-        first = next((one for one in engines if one.name == family.default_engine), engines[0])
-        ask = TableRequest(
-            family, (problem,), engines, request.gpu, "predicted", 1, evaluator=request.evaluator
-        ).request(problem, first, 1)  # fmt: skip
-        jobs.append(ask.job("predict", ask.space.default))
-        workers.submit(jobs[-1])
-    items = []
-    for (family, problem, engines, share), job in zip(asked, jobs, strict=True):
-        us = None if stopped() else workers.result(job).value
-        floor = family.traffic(problem).bytes / request.gpu.read_bandwidth * 1e6
-        items.append(Item(family, problem, engines, us, floor, share))
+    shapes: dict[tuple[str, str], list[int]] = {}
+    for place, (family, problem, _, _) in enumerate(asked):
+        shapes.setdefault((family.name, json.dumps(problem.key, sort_keys=True)), []).append(place)
+    found: dict[int, float | None] = {}
+
+    def floor(place: int) -> float:
+        return asked[place][0].traffic(asked[place][1]).bytes / request.gpu.read_bandwidth * 1e6
+
+    def predicted(places: Sequence[int]) -> None:
+        jobs = [_default_job(request, *asked[place][:3]) for place in places]
+        for job in jobs:
+            workers.submit(job)
+        found.update({
+            place: None if stopped() else workers.result(job).value for place, job in zip(places, jobs, strict=True)
+        })  # fmt: skip
+
+    by_rows = [sorted(places, key=lambda place: asked[place][1].rows) for places in shapes.values()]
+    predicted(sorted({end for places in by_rows for end in (places[0], places[-1])}))
+    alone: list[int] = []
+    between: set[int] = set()
+    for places in by_rows:
+        low, high = places[0], places[-1]
+        for place in places[1:-1]:
+            first, last = found[low], found[high]
+            if first is None or last is None:
+                alone.append(place)
+                continue
+            rows = [asked[one][1].rows for one in (low, place, high)]
+            part = (rows[1] - rows[0]) / (rows[2] - rows[0])
+            found[place] = floor(place) + (1 - part) * (first - floor(low)) + part * (last - floor(high))
+            between.add(place)
+    predicted(alone)
+    items = [
+        Item(family, problem, engines, found[place], floor(place), share, place in between)
+        for place, (family, problem, engines, share) in enumerate(asked)
+    ]
     return sorted(items, key=lambda one: (-one.gain_us, one.family.name, one.problem.label))
+
+
+def _default_job(request: LayerRequest, family: Family, problem: Problem, engines: tuple[Engine, ...]) -> Job:
+    """Predicting the default config of the family's default engine, or of the first that serves the problem."""
+    first = next((one for one in engines if one.name == family.default_engine), engines[0])
+    table = TableRequest(family, (problem,), engines, request.gpu, "predicted", 1, evaluator=request.evaluator)
+    ask = table.request(problem, first, 1)
+    return ask.job("predict", ask.space.default)
 
 
 def tune_layer(request: LayerRequest, say: Callable[[str], None] | None = None) -> dict[str, Any]:

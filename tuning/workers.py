@@ -96,8 +96,9 @@ class Workers:
         roles: list[Role] = ["prepare" for _ in range(jobs)]
         self._supervisors = [Supervisor(limits, gpu=False, evaluator=evaluator) for _ in roles]
         if measured:
-            pins = [lock.gpu.uuid for lock in self._locks] or [None]
-            roles += ["finals", *("gpu" for _ in pins[1:])]
+            pins: list[str | None] = [lock.gpu.uuid for lock in self._locks] or [None]
+            roles.append("finals")
+            roles += ["gpu"] * (len(pins) - 1)
             self._supervisors += [Supervisor(limits, gpu=True, evaluator=evaluator, pinned=pin) for pin in pins]
         self._threads = [
             threading.Thread(target=self._serve, args=pair, daemon=True)

@@ -40,22 +40,39 @@ class Predicting:
 
     def __init__(self, told: dict[int, float | None]) -> None:
         self.told = told
+        self.asked: list[int] = []
 
     def submit(self, job: Any) -> None:
         assert job.kind == "predict"
+        self.asked.append(job.problem["rows"])
 
     def result(self, job: Any) -> Outcome:
         us = self.told[job.problem["rows"]]
         return failure(Status.ILLEGAL, "no") if us is None else Outcome(Status.OK, value=us)
 
 
+def floor_us(rows: int) -> float:
+    problem = fake_family.FakeProblem(tp=1, rows=rows)
+    return fake_family.FAMILY.traffic(problem).bytes / gpu_card("gb300").read_bandwidth * 1e6
+
+
 def test_what_promises_the_layer_most_comes_first(tmp_path: Path) -> None:
-    told = {1: 12.0, 4: 30.0, 8: None, 16: 20.0}
-    items = queue(request(tmp_path, rows=(1, 4, 8, 16)), Predicting(told), lambda text: None)  # type: ignore[arg-type]
-    assert [item.problem.rows for item in items] == [4, 16, 1, 8]
-    floor = fake_family.FAMILY.traffic(items[0].problem).bytes / gpu_card("gb300").read_bandwidth * 1e6
-    assert items[0].gain_us == pytest.approx(30.0 - floor)
-    assert items[-1].gain_us == 0.0
+    workers = Predicting({1: 12.0, 16: 20.0})
+    items = queue(request(tmp_path, rows=(1, 4, 8, 16)), workers, lambda text: None)  # type: ignore[arg-type]
+    assert [item.problem.rows for item in items] == [16, 8, 4, 1]
+    assert items[0].gain_us == pytest.approx(20.0 - floor_us(16))
+    assert workers.asked == [1, 16]  # the ends of the shape; between them what lies above the floor goes by the rows
+    excess = [(12.0 - floor_us(1)), (20.0 - floor_us(16))]
+    assert items[1].gain_us == pytest.approx(excess[0] + (excess[1] - excess[0]) * 7 / 15)
+    assert [item.between for item in items] == [False, True, True, False]
+
+
+def test_where_an_end_cannot_be_predicted_each_is_asked_for(tmp_path: Path) -> None:
+    workers = Predicting({1: 12.0, 4: 30.0, 8: None, 16: None})
+    items = queue(request(tmp_path, rows=(1, 4, 8, 16)), workers, lambda text: None)  # type: ignore[arg-type]
+    assert [item.problem.rows for item in items] == [4, 1, 16, 8]
+    assert workers.asked == [1, 16, 4, 8]
+    assert items[-1].gain_us == 0.0 and not any(item.between for item in items)
 
 
 def test_a_kind_counts_as_often_as_the_model_has_it() -> None:
