@@ -132,6 +132,10 @@ def render_choice(console: Console, choice: dict[str, Any]) -> None:
     config = " ".join(f"{name}={value}" for name, value in choice["config"].items())
     console.print(f"chosen: {choice['value_us']:.2f} us ({choice['evidence']})  {config}", markup=False)
     console.print(f"because {choice['reason']}", markup=False)
+    if choice.get("flip_rate") is not None:
+        console.print(
+            f"flip rate {choice['flip_rate']:.0%}: how often a repetition of the finals, by their own spread, would choose another config"
+        )
     if choice["default_us"] is None:
         console.print(f"the default config ended as {choice['default_status']}")
     else:

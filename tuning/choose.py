@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..kernels.space import Config, Space, config_digest
@@ -71,6 +72,9 @@ class Choice:
     runner_up: Mapping[str, Any] | None
     """Next finalist by time, with ``margin``: its time over the winner's, less one."""
     finalists: tuple[Finalist, ...]
+    flip_rate: float | None = None
+    """Part of repetitions of the finals, drawn from their own rounds, in which another config would have won; None where nothing
+    was timed more than once."""
     chain: Mapping[str, Any] | None = None
     """The winner's figures behind a predecessor, beside ``value_us`` and never in its place; None where there are none."""
 
@@ -167,13 +171,10 @@ def pick(
             pool.append(Finalist(trial.number, trial.digest, trial.config, *figures, trial.digest == default, chain))
     if not pool:
         return None
+    simplicity = {one.digest: (distance(one.config, space), _weight(by_digest[one.digest]), one.digest) for one in pool}
     pool.sort(key=lambda one: (one.value_us, one.digest))
-    fastest = pool[0]
-    tied = [one for one in pool if one.value_us <= fastest.value_us * (1 + max(one.band, fastest.band))]
-    winner = min(tied, key=lambda one: (distance(one.config, space), _weight(by_digest[one.digest]), one.digest))
-    alone, taker = winner, better_in_chain(winner.standing, [one.standing for one in pool if one is not winner])
-    if taker is not None:
-        winner = next(one for one in pool if one.standing == taker)
+    fastest, tied, alone, winner = _decided(pool, simplicity)
+    taker = winner.standing if winner is not alone else None
     band = max(one.band for one in tied)
     source = "measured spread" if objective == "measured" else _band_source(by_digest[winner.digest])
     others = [one for one in pool if one is not winner]
@@ -201,8 +202,41 @@ def pick(
         margin_over_default=round(1 - winner.value_us / default_us, 4) if default_us else None,
         runner_up=runner_up,
         finalists=tuple(pool),
+        flip_rate=_flip_rate(winner, pool, simplicity, finals or {}) if objective == "measured" else None,
         chain=winner.chain,
     )
+
+
+Simplicity = Mapping[str, tuple[Any, ...]]
+"""Config digest to what is the less the simpler the config is."""
+
+
+def _decided(pool: Sequence[Finalist], simplicity: Simplicity) -> tuple[Finalist, list[Finalist], Finalist, Finalist]:
+    """The fastest, those tied with it, the simplest of these, and who wins: that one, or who takes its place in the chain."""
+    fastest = min(pool, key=lambda one: (one.value_us, one.digest))
+    tied = [one for one in pool if one.value_us <= fastest.value_us * (1 + max(one.band, fastest.band))]
+    alone = min(tied, key=lambda one: simplicity[one.digest])
+    taker = better_in_chain(alone.standing, [one.standing for one in pool if one is not alone])
+    return fastest, tied, alone, next((one for one in pool if one.standing == taker), alone) if taker else alone
+
+
+REPETITIONS = 200
+
+
+def _flip_rate(
+    winner: Finalist, pool: Sequence[Finalist], simplicity: Simplicity, finals: Mapping[str, Any]
+) -> float | None:
+    """See :attr:`Choice.flip_rate`: rounds are drawn with replacement, by the same rule and bands; the same finals give the same rate."""
+    rounds = {one.digest: finals.get(one.digest, {}).get("values_us", ()) for one in pool}
+    if len(pool) < 2 or any(len(values) < 2 for values in rounds.values()):
+        return None
+    rng = random.Random(repr(sorted(rounds.items())))
+    flips = 0
+    for _ in range(REPETITIONS):
+        drawn = {digest: statistics.median(rng.choices(values, k=len(values))) for digest, values in rounds.items()}
+        again = [replace(one, value_us=drawn[one.digest]) for one in pool]
+        flips += _decided(again, simplicity)[3].digest != winner.digest
+    return flips / REPETITIONS
 
 
 def _reason(

@@ -126,11 +126,21 @@ def measure(task: Task, stage: Stage) -> Outcome:
 
 
 def retime(task: Task, stage: Stage) -> Outcome:
-    """Time once more, with the full policy."""
+    """Time once more, with the full policy, and check what it left."""
+    from .check import check_compiled
     from .policy import FULL
 
     compiled, begun = _compile(task, stage)
-    return _time(task, compiled, stage, FULL) if begun.status is Status.OK else begun
+    if begun.status is not Status.OK:
+        return begun
+    timed = _time(task, compiled, stage, FULL)
+    if timed.status is not Status.OK:
+        return timed
+    stage("check")
+    again = check_compiled(task.family, compiled, task.job.seed + CHECK_AGAIN)
+    return (
+        timed if again.ok else replace(timed, status=Status.WRONG, reason=f"after timing: {again.reason}", value=None)
+    )
 
 
 def contest(task: Task, stage: Stage) -> Outcome:
@@ -144,12 +154,19 @@ def contest(task: Task, stage: Stage) -> Outcome:
 
 
 def chain(task: Task, stage: Stage) -> Outcome:
-    """Time the contestants behind a predecessor, in turn in this process."""
+    """Time the contestants behind a predecessor, in turn in this process, and check each again."""
     from .chain_contest import time_chains
+    from .check import check_compiled
     from .policy import CHAIN
 
     compiled = _contestants(task, stage)
     result = time_chains(task.family, task.problem, compiled, CHAIN, task.job.seed, lambda: stage("time"))
+    for one, found in zip(compiled, result["results"], strict=True):  # those within reach of winning, once more
+        if not isinstance(one, str) and not found["failed"]:
+            stage("check")
+            again = check_compiled(task.family, one, task.job.seed + CHECK_AGAIN)
+            if not again.ok:
+                found["failed"] = f"wrong after timing: {again.reason}"
     return Outcome(Status.OK, value=1.0, payload=result)
 
 

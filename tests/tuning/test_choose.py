@@ -171,3 +171,29 @@ def test_a_config_that_is_none_of_the_space_is_never_chosen() -> None:
     choice = pick([trial(1, config(64, "y"), 9.0), *strays], SPACE, "predicted")
     assert choice
     assert [one.trial for one in choice.finalists] == [1]
+
+
+def finals_of(rounds: dict[int, tuple[float, ...]], trials: list[TrialRecord]) -> dict[str, Any]:
+    return {
+        trials[number].digest: {"values_us": list(values), "spreads": [0.001] * len(values), "failed": ""}
+        for number, values in rounds.items()
+    }
+
+
+def test_the_flip_rate_says_how_often_noise_would_choose_another() -> None:
+    trials = [trial(0, DEFAULT, 12.0), trial(1, config(128, "z"), 10.0), trial(2, config(16, "y"), 14.0)]
+
+    def rate(default: float, winner: tuple[float, float, float]) -> float | None:
+        finals = finals_of({0: (default,) * 3, 1: winner, 2: (14, 14, 14)}, trials)
+        found = pick(trials, SPACE, "measured", finals)
+        assert found is not None and found.to_json()["flip_rate"] == found.flip_rate
+        assert found.flip_rate == pick(trials, SPACE, "measured", finals).flip_rate  # type: ignore[union-attr]
+        return found.flip_rate
+
+    assert rate(12.0, (9.9, 10.0, 10.1)) == 0.0  # nothing of its spread reaches the default
+    assert rate(10.3, (9.9, 10.0, 10.4)) == 0.0  # well inside the band: it is the default in any repetition
+    assert 0.1 < (rate(10.45, (9.9, 10.0, 10.4)) or 0.0) < 0.5  # at the band's edge
+    once = pick(trials, SPACE, "measured", finals_of({0: (12,), 1: (10,), 2: (14,)}, trials))
+    assert once is not None and once.flip_rate is None
+    guesses = [trial(0, DEFAULT, 12.0, error=0.1), trial(1, config(64, "y"), 9.0, error=0.1)]
+    assert pick(guesses, SPACE, "predicted").flip_rate is None  # type: ignore[union-attr]
