@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 TOGETHER = (1, 2, 3, 4, 5, 6, 8)
 INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
 """What the order of any sum depends on, pinned for batch-invariant results."""
-RESERVED_REGISTERS = 22
+RESERVED_REGISTERS = 26
 """Addresses, slots and the allocator's slack, beside operands and states."""
 
 
@@ -82,7 +82,7 @@ class CuteEngine(Engine):
             params=(
                 Param("parts", (1, 2, 4, 8, 16), "blocks of a cluster, which share the value rows of a head"),
                 Param("together", TOGETHER, "requests a block, one after the other"),
-                Param("warps", (2, 4, 8, 16), "warps a block"),
+                Param("warps", (4, 8, 16), "warps a block"),
                 Param("lanes", (8, 16, 32), "lanes that share a row of the state"),
                 Param("depth", (1, 2, 3, 4), "states of requests in flight before the first is used"),
                 RELEASE,

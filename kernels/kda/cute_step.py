@@ -74,6 +74,15 @@ def step(
     for turn in cutlass.range_constexpr(SPLIT.turns):
         row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
         norms += read(WORD[True], o_norm + Int64(row) * 4, 1, [])
+    arrived = cute.recast_ptr((memory + SPLIT.barrier_at // 4).align(16), dtype=Int64)
+    if cutlass.const_expr(SPLIT.parts > 1):
+        if t == 0:
+            arch.mbarrier_init(arrived, 1)
+            arch.mbarrier_init_fence()
+            arch.mbarrier_arrive_and_expect_tx(arrived, SPLIT.expected_bytes)
+        arch.cluster_arrive_relaxed()
+    # the assembler moves loads, but not over a barrier: none above may wait for a slot
+    arch.sync_threads()
     old_queries, old_values = [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number = SPLIT.query(warp, turn)
@@ -89,13 +98,6 @@ def step(
         old_values.append((number, token, on, column, history(conv_state, slot, column, token, on, SPLIT)))
     there = [(read_slots[r] >= 0) & (first_row + r * SPLIT.tokens < rows) for r in range(SPLIT.together)]
     waiting = [load_state(state, read_slots[r], head, part, t, there[r], SPLIT) for r in range(SPLIT.depth)]
-    arrived = cute.recast_ptr((memory + SPLIT.barrier_at // 4).align(16), dtype=Int64)
-    if cutlass.const_expr(SPLIT.parts > 1):
-        if t == 0:
-            arch.mbarrier_init(arrived, 1)
-            arch.mbarrier_init_fence()
-            arch.mbarrier_arrive_and_expect_tx(arrived, SPLIT.expected_bytes)
-        arch.cluster_arrive_relaxed()
     arch.griddepcontrol_wait()
 
     live = Int32(0)
@@ -119,6 +121,8 @@ def step(
     for turn in cutlass.range_constexpr(SPLIT.turns):
         column = 3 * SPLIT.width + head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
         gates.append(half(proj + (Int64(first_row + mine) * SPLIT.columns + column) * 2, shows))
+    if cutlass.const_expr(SPLIT.together > 1):  # here too the assembler would ask for some of them later
+        arch.sync_threads()
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 
@@ -144,11 +148,11 @@ def step(
                 number * SPLIT.slice_quads + run,
                 convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * 4, SPLIT)),
             )
-    # of no use before, and registers are free only now
-    write_slots = [
-        slot_of(slots, first_request + s // SPLIT.tokens, Int32(1 + s % SPLIT.tokens), False, SPLIT)
-        for s in range(SPLIT.steps)
-    ]
+    # of no use before, and registers are free only now; lane s has that of step s
+    number = cutlass.min(lane, SPLIT.steps - 1)
+    own_slot = slot_of(
+        slots, first_request + number // SPLIT.tokens, 1 + number % SPLIT.tokens, False, SPLIT
+    )  # fmt: skip
     windows = []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number, token, on, _ = old_queries[turn]
@@ -173,8 +177,9 @@ def step(
                 waiting.append(load_state(state, read_slots[n], head, part, t, there[n], SPLIT))
         current, outs = update(current, vectors, flat_values, scalars, t, s, SPLIT)
         outputs.append(outs)
-        if ((live >> s) & 1 != 0) & (write_slots[s] >= 0):
-            store_state(states, write_slots[s], head, part, t, current, SPLIT)
+        to = arch.shuffle_sync(own_slot, s) if cutlass.const_expr(SPLIT.steps > 1) else own_slot
+        if ((live >> s) & 1 != 0) & (to >= 0):
+            store_state(states, to, head, part, t, current, SPLIT)
 
     total, factors = norm_sums(outputs, norms, gates, memory, arrived, part, warp, lane, SPLIT)
     scale = unary(RSQRT, total * Float32(1.0 / DIM) + Float32(EPS))

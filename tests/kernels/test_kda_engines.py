@@ -78,7 +78,7 @@ def test_defaults_fill_an_h200_in_one_wave():
         (8, "plain", {"depth": 2}, "more states in flight than a block has"),
         (8, "plain", {"parts": 16, "warps": 16, "lanes": 8}, "do not share out the rows of 16 parts"),
         (8, "plain", {"together": 4, "depth": 2, "release": "loads"}, "no last load before the stores"),
-        (8, "plain", {"parts": 1, "warps": 2, "lanes": 8}, "exceed a thread's registers"),
+        (8, "plain", {"parts": 1, "warps": 4, "lanes": 8}, "exceed a thread's registers"),
     ],
 )
 def test_illegal_configs_are_explained(rows, kind, change, why):

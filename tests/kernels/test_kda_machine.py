@@ -21,11 +21,11 @@ MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release"
         (3, 2, "plain", 1, {**WIDE, "warps": 16, "lanes": 16}),
         (5, 4, "plain", 2, MANY),
         (9, 7, "plain", 1, {**MANY, "parts": 4, "together": 8, "warps": 4, "depth": 1}),
-        (4, 4, "plain", 1, {**FEW, "together": 4, "warps": 2, "lanes": 8, "depth": 4}),
+        (4, 4, "plain", 1, {**FEW, "together": 4, "warps": 4, "lanes": 8, "depth": 4}),
         (8, 8, "verify8", 2, FEW),
         (8, 5, "verify8", 1, WIDE),
         (4, 3, "verify2", 1, WIDE),
-        (6, 6, "verify6", 1, {**WIDE, "parts": 16, "warps": 2}),
+        (6, 6, "verify6", 1, {**WIDE, "parts": 16, "warps": 4, "lanes": 16}),
     ],
 )
 def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
