@@ -140,6 +140,13 @@ def run_command(
     draft_checkpoint: Path | None = typer.Option(
         None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."
     ),
+    rank: int | None = typer.Option(
+        None, "--rank", help="Run this rank of the group alone, over loopback: no link cost is in its times."
+    ),
+    of: int | None = typer.Option(None, "--of", help="With --rank: ranks of the group, as --tp."),
+    transport: str | None = typer.Option(
+        None, "--transport", help="Of kernels that publish: loopback (one rank alone), symmetric, multicast (torchrun)."
+    ),
     trace: Path | None = typer.Option(None, "--trace", help="Write a device trace (.json or .json.gz); needs a GPU."),
     as_json: Json = False,
 ) -> None:
@@ -152,6 +159,11 @@ def run_command(
     if checkpoint and model:
         raise InputError("--checkpoint has a model of its own; give it without --model")
     model = str(checkpoint / "config.json") if checkpoint else model or "small"
+    if of is not None and tp not in (None, of):
+        raise InputError(f"--of {of} and --tp {tp} are both the ranks of the group; give one of them")
+    if of is not None and rank is None:
+        raise InputError("--of speaks of one rank alone; give --rank, or --tp for all ranks")
+    tp = of or tp
     tp = tp if tp is not None else (DEMO_TP if model == "demo" else 1)
     card = card_of(model, tp)
     if model == "demo":
@@ -177,11 +189,14 @@ def run_command(
         temperature=temperature,
         acceptance_length=acceptance_length,
         draft_checkpoint=draft_checkpoint,
+        rank=rank,
+        transport=transport,
     )
     loaded = bundle_of(bundle, accept)
     with progress_bar() as told:
         report = run(card, options, bundle=loaded, progress=told, record=recording)
-    emit(report.to_json(), as_json, render_run)
+    if report.rank == 0 or rank is not None:  # of torchrun's processes one prints
+        emit(report.to_json(), as_json, render_run)
     if not report.ok:
         raise typer.Exit(1)
 

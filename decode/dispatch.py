@@ -21,7 +21,7 @@ from .operators import Operators
 from .prefill import CHUNK, prefill
 from .prefill_operators import PrefillOperators
 from .scope import MAX_ROWS, Scope, StepShape, Tally
-from .step import Tap, check_tokens, step
+from .step import Range, Tap, check_tokens, no_range, step
 from .weights import RankWeights
 
 
@@ -62,6 +62,7 @@ class Dispatcher:
         chunk: int = CHUNK,
         say: Callable[[str], None] | None = None,
         graphs: Callable[[int], StepGraphs | None] | None = None,
+        mark: Range = no_range,
     ) -> None:
         """Set up.
 
@@ -77,6 +78,7 @@ class Dispatcher:
             say: is told of every reason to fall back, once.
             graphs: tokens a request to the captured steps of so many, which served steps are replayed from; None runs them
                 eagerly.
+            mark: profiler ranges of steps and layers that are run eagerly.
 
         Raises:
             InputError: an unknown backend, or the specialised one without its operators or a scope.
@@ -87,7 +89,14 @@ class Dispatcher:
         self.weights, self.cache, self.comm, self.backend = weights, cache, comm, backend
         self._auto, self._specialized, self._scope, self._chunk, self._graphs = auto, specialized, scope, chunk, graphs
         self._prefill = PrefillOperators(weights.card, dtype=weights.dtype, device=weights.device)
-        self.tally = Tally(say)
+        self._mark, self.tally = mark, Tally(say)
+
+    def operators_of(self, shape: StepShape) -> Operators:
+        """Those that serve a step of this shape, by the same verdict; nothing is counted."""
+        if self.backend == "latency_specialized" and self._scope and self._scope.judge(shape) is None:
+            assert self._specialized
+            return self._specialized(shape.rows)
+        return self._auto
 
     def run(self, work: StepWork, tap: Callable[[int], Tap] | None = None) -> dict[int, Tensor]:
         """Run a step; accept what was decoded before the next one (prompts count already).
@@ -121,7 +130,7 @@ class Dispatcher:
         for slot, ids in work.prompts.items():
             out = prefill(
                 self.weights, self.cache, slot, torch.tensor(list(ids), dtype=torch.int64), self._prefill, self.comm,
-                chunk=self._chunk, tap=tap(slot) if tap else None,
+                chunk=self._chunk, tap=tap(slot) if tap else None, mark=self._mark,
             )  # fmt: skip
             logits[slot] = out[None]
         for slots in alike(work.tokens):
@@ -147,7 +156,7 @@ class Dispatcher:
     ) -> dict[int, Tensor]:
         ids, taps = _ids(slots, work), [tap(slot) for slot in slots] if tap else []
         every = _split(taps, ids.shape[1]) if tap else None
-        out = step(self.weights, self.cache, ids, slots, operators, self.comm, tap=every)
+        out = step(self.weights, self.cache, ids, slots, operators, self.comm, tap=every, mark=self._mark)
         return dict(zip(slots, out, strict=True))
 
 

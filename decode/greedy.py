@@ -10,8 +10,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..kernels import InputError
 from ..kernels.collectives import Collectives, StandIn
 from .caches import DecodeCache
+from .dispatch import Dispatcher, StepWork
+from .graphs import Capture
 from .operators import Operators
 from .ranges import profiler_range
 from .saved import restore, save
@@ -38,14 +41,15 @@ def next_tokens(logits: Tensor, weights: RankWeights, comm: Collectives) -> Tens
     """The likeliest token of each row, the lower id among equals.
 
     A rank alone in place of a group has only its own part of the vocabulary to choose from: its gather
-    repeats that part.
+    repeats that part, and the embedding knows no other ids.
     """
+    part, first = weights.lm_head.shape[0], 0
     if isinstance(comm, StandIn):
-        logits = logits[..., : weights.lm_head.shape[0]]
+        logits, first = logits[..., :part], comm.rank * part
     # argmax leaves open which of equals it returns
     best = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[-1], device=logits.device)
-    return torch.where(logits == best, ids, logits.shape[-1] - 1).amin(-1)
+    return first + torch.where(logits == best, ids, logits.shape[-1] - 1).amin(-1)
 
 
 def decode_eager(
@@ -81,10 +85,53 @@ def decode_eager(
     return Decoded(torch.stack(produced, dim=1).tolist(), times)
 
 
+def decode_dispatched(
+    dispatcher: Dispatcher,
+    prompts: Tensor,
+    tokens: int,
+    check: Callable[[], None],
+    progress: Progress | None = None,
+    prepare: Prepare | None = None,
+) -> Decoded:
+    """``tokens`` plain steps behind prompts, each judged by the dispatcher; requests are admitted and released here.
+
+    Args:
+        dispatcher: with the backend; a prompt but for its last token is a step of its own.
+        prompts: int64 [requests, prompt].
+        tokens: of each request.
+        check: is called where the host has synchronised.
+        progress: is told of every step.
+        prepare: brings empty slots to a context that the prompts follow.
+    """
+    cache, weights, comm = dispatcher.cache, dispatcher.weights, dispatcher.comm
+    slots = [cache.add() for _ in range(prompts.shape[0])]
+    if prepare:
+        prepare(slots)
+    if prompts.shape[1] > 1:
+        for slot, row in zip(slots, prompts[:, :-1].tolist(), strict=True):
+            dispatcher.run(StepWork(prompts={slot: row}))
+    ids, produced, times = prompts[:, -1].tolist(), [], []
+    for index in range(tokens):
+        start = time.perf_counter_ns()
+        with profiler_range(f"decode step {index}"):
+            logits = dispatcher.run(StepWork(tokens={slot: [one] for slot, one in zip(slots, ids, strict=True)}))
+            cache.accept(slots, [1] * len(slots))
+            chosen = next_tokens(torch.cat([logits[slot] for slot in slots]), weights, comm)
+        if chosen.is_cuda:
+            torch.cuda.synchronize(chosen.device)
+            check()
+        times.append(time.perf_counter_ns() - start)
+        ids = chosen.tolist()
+        produced.append(chosen)
+        if progress:
+            progress(index + 1, tokens)
+    for slot in slots:
+        cache.release(slot)
+    return Decoded(torch.stack(produced, dim=1).tolist(), times)
+
+
 class GraphDecoder:
     """A plain step in a CUDA graph: static ids, slots and caches; a replay appends one token a request."""
-
-    WARM_UP = 3
 
     def __init__(
         self,
@@ -95,7 +142,13 @@ class GraphDecoder:
         comm: Collectives,
         prepare: Prepare | None = None,
     ) -> None:
-        """Admit and prepare the requests, warm up, capture. The cache serves nothing else while this object lives."""
+        """Admit and prepare the requests, warm up, capture. The cache serves nothing else while this object lives.
+
+        Raises:
+            InputError: a cache without a padding slot.
+        """
+        if cache.padding is None:
+            raise InputError("a captured loop needs a cache with a padding slot: DecodeCache(padding=True)")
         self.weights, self.cache, self.operators, self.comm = weights, cache, operators, comm
         self.slots = [cache.add() for _ in range(requests)]
         if prepare:
@@ -104,27 +157,20 @@ class GraphDecoder:
         self._prepared = [save(cache, slot, rows=False) if cache.length(slot) else None for slot in self.slots]
         device = weights.device
         self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
-        self._where = torch.tensor(self.slots, device=device)
-        self._ones = torch.ones(requests, dtype=torch.int32, device=device)
-        cache.reserve(self.slots, 1)
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.inference_mode(), torch.cuda.stream(side):
-            for _ in range(self.WARM_UP):
-                self._body()
-                self._restart()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(self.graph):
-            self._body()
-        self._restart()
+        # captured on the padding slot: no request is disturbed
+        self._where = torch.full((requests,), cache.padding, dtype=torch.int64, device=device)
+        self._live = torch.zeros(requests, dtype=torch.int32, device=device)
+        self.capture = Capture(device)
+        self._replay = self.capture(self._body)
+        self._where.copy_(torch.tensor(self.slots))
+        self._live.fill_(1)
 
     def _body(self) -> None:
         logits = forward(
             self.weights, self.cache, self.ids, self._where, self.operators, self.comm, q_len=1, mark=no_range
         )
         self.ids.copy_(next_tokens(logits, self.weights, self.comm))
-        self.cache.advance(self._where, self._ones)
+        self.cache.advance(self._where, self._live)
 
     def _restart(self) -> None:
         """The requests as they were prepared: no token was accepted yet."""
@@ -144,7 +190,7 @@ class GraphDecoder:
         marks[0].record()
         for index in range(tokens):
             with profiler_range(f"decode step {index}"):
-                self.graph.replay()
+                self._replay()
             marks[index + 1].record()
             produced[index].copy_(self.ids)
             self.cache.note_accepted(self.slots, [1] * len(self.slots))

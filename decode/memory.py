@@ -67,6 +67,7 @@ def check_memory(
     requests: int = 0,
     context: int = 0,
     verify: int = 1,
+    one_rank: bool = False,
 ) -> None:
     """Raise InputError unless a run of the model fits on the GPU, or on this machine without one.
 
@@ -78,9 +79,11 @@ def check_memory(
         requests: whose caches are made.
         context: tokens of each.
         verify: tokens a request and step.
+        one_rank: this process has one rank alone, without a GPU too.
     """
-    need, free = memory_needed(card, tp, on_gpu=device is not None, whole=whole), free_memory(device)
-    need += cache_bytes(card, tp, requests, context, verify) * (1 if device else tp)
+    single = device is not None or one_rank
+    need, free = memory_needed(card, tp, on_gpu=single, whole=whole), free_memory(device)
+    need += cache_bytes(card, tp, requests, context, verify) * (1 if single else tp)
     if need > free:
         where = device.name if device else "this machine"
         raise InputError(

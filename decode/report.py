@@ -47,6 +47,10 @@ class RunReport:
     trace: Path | None
     unused: tuple[Unused, ...] = ()
     """Entries of the bundle that nothing launches."""
+    backend_steps: dict[str, Any] | None = None
+    """Steps that the specialised backend served, and why it left the others to auto."""
+    rank: int = 0
+    """Of the process in its group; one of them prints."""
     speculation: dict[str, Any] | None = None
     """Of a run with drafts: how they were accepted, how many, and which steps were left to auto."""
 
@@ -67,6 +71,7 @@ class RunReport:
             "graph_step_ns": self.graph_step_ns,
             "graph_step_ns_median": median(self.graph_step_ns) if self.graph_step_ns else None,
             "graph_agrees": self.graph_agrees, "speculation": self.speculation,
+            "rank": self.rank, "backend_steps": self.backend_steps,
             "tuned": [
                 {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
                 for one in self.tuned

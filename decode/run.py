@@ -1,7 +1,8 @@
 """Running a model of the Kimi K3 structure for some tokens, on either backend, here and now.
 
-Without a GPU the twins run, eagerly, all ranks of the group as threads. On a GPU one rank runs: alone
-for TP 1, else rank 0 with stand-in collectives; eagerly and from a CUDA graph, whose tokens must agree.
+Without a GPU the twins run, eagerly, all ranks of the group as threads, or each in a process under torchrun. On a GPU
+this process' rank runs: one of torchrun's, or alone, with stand-in collectives where the group is larger; eagerly and
+from a CUDA graph, whose tokens must agree.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from pathlib import Path
 
 from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
-from .choices import Choice, Fallback, Finder, Tuned, choose, without_gpu
+from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose, without_gpu
 from .cures import model_word
+from .group import NO_LINK, Group, join
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import AUTO_NOTE, TUNED_FAMILIES
 from .report import RunReport
@@ -46,6 +48,7 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
         objective="measured" if device and device.card else "predicted",
         model=options.model,
         command=tuple(command),
+        form=StepForm(options.drafts + 1, context=options.context),
     )
 
 
@@ -58,7 +61,9 @@ def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | No
     return wanted
 
 
-def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None) -> tuple[str, ...]:
+def _head(
+    options: RunOptions, wanted: tuple[Choice, ...], device: Device | None, group: Group | None
+) -> tuple[str, ...]:
     gpu = known_gpu(options, device)
     lines = [AUTO_NOTE] if options.backend == "auto" else []
     lines += [
@@ -68,12 +73,13 @@ def _head(options: RunOptions, wanted: tuple[Choice, ...], device: Device | None
     ]
     if device is None:
         lines.append("no GPU: the twins run on the CPU; times say nothing about kernels")
-    elif options.tp > 1:
+    if group and group.alone:
         lines.append(
-            f"one rank of {options.tp} alone: collectives are stand-ins, tokens and step times are not those of the group"
+            f"rank {group.rank} of {group.size} alone: collectives are stand-ins, tokens and step times are not those of the"
+            f" group; {NO_LINK}"
         )
     if options.drafts:
-        lines.append(f"{label(options)}; steps with drafts run eagerly, in no captured graph")
+        lines.append(label(options))
     if options.fill:
         lines.append(
             f"a context of {options.fill} tokens is made up (--fill-context): caches hold random numbers, the tokens mean nothing"
@@ -108,6 +114,19 @@ def run(
         raise InputError("a trace needs what records it: record=k3lab.traces.capture.recording")
     recorder = record(options.trace) if options.trace and record else None
     device = discover()
+    group = join(options.tp, device, rank=options.rank, transport=options.transport)
+    device = group.device if group else device
+    try:
+        return _run(card, options, device, group, bundle, progress, recorder)
+    finally:
+        if group:
+            group.close()
+
+
+def _run(
+    card: ModelCard, options: RunOptions, device: Device | None, group: Group | None, bundle: Finder | None,
+    progress: Progress | None, recorder: AbstractContextManager[object] | None,
+) -> RunReport:  # fmt: skip
     if options.trace and device is None:
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
     wanted = _wanted(card, options, bundle, device)
@@ -120,16 +139,19 @@ def run(
         requests=options.rows,
         context=options.context,
         verify=options.drafts + 1,
+        one_rank=group is not None,
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
     decoded = (
-        run_cpu(card, options, say)
-        if device is None
-        else run_gpu(card, options, choices, device, say, recorder, bundle)
+        run_gpu(card, options, choices, group, say, recorder, bundle)
+        if group and device
+        else run_cpu(card, options, say, group)
     )
     return RunReport(
-        head=_head(options, wanted, device),
+        head=_head(options, wanted, device, group),
+        rank=group.rank if group else 0,
+        backend_steps=decoded.backend_steps,
         model=card.name,
         tp=options.tp,
         ranks=decoded.ranks,

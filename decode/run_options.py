@@ -37,6 +37,11 @@ class RunOptions:
     chunk: int = 512
     """Tokens of a prefill chunk."""
 
+    rank: int | None = None
+    """Runs alone as this rank of the group, over loopback; None: all ranks, or rank 0 alone on one GPU."""
+    transport: str | None = None
+    """Of kernels that publish: see :data:`~k3lab.decode.group.TRANSPORTS`."""
+
     drafts: int = 0
     """Tokens a request that are drafted for every step; 0: plain steps."""
     temperature: float = 0.0
@@ -59,7 +64,7 @@ class RunOptions:
     @property
     def again(self) -> tuple[str, ...]:
         """The words of a command that runs this once more, without model, backend and bundle."""
-        told: dict[str, int | float | Path] = {
+        told: dict[str, int | float | str | Path] = {
             "--tp": self.tp,
             "--rows": self.rows,
             "--tokens": self.tokens,
@@ -67,6 +72,10 @@ class RunOptions:
         }
         if self.checkpoint:
             told["--checkpoint"] = self.checkpoint
+        if self.rank is not None:
+            told["--rank"] = self.rank
+        if self.transport is not None:
+            told["--transport"] = self.transport
         if self.prompt > 1:
             told |= {"--prompt": self.prompt, "--chunk": self.chunk}
         if self.fill:
@@ -85,6 +94,8 @@ class RunOptions:
         check_rows(self.rows)
         check_backend(self.backend)
         gpu_card(self.gpu)
+        if self.rank is not None and not 0 <= self.rank < self.tp:
+            raise InputError(f"rank {self.rank} lies outside 0..{self.tp - 1}, the ranks of TP {self.tp}")
         if not -(2**63) <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; a seed is a whole number of 64 bits")
         longest = min(MAX_TOKENS, card.max_position_embeddings)
@@ -109,8 +120,6 @@ class RunOptions:
                     "--acceptance-length, --temperature and --draft-checkpoint speak of drafts; give --drafts"
                 )
             return
-        if self.trace:
-            raise InputError("--trace records the captured graph, and steps with drafts are not captured yet")
         label(self)
         if self.step_rows > MAX_ROWS:
             raise InputError(

@@ -1,8 +1,8 @@
-"""The two places a decode run can happen: all ranks as threads on the CPU, or one rank on a GPU."""
+"""The places a decode run can happen: all ranks as threads on the CPU, or this process' rank, on the CPU or on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from ..kernels import ModelCard
 from ..kernels.device import Device
 from .choices import Choice, Finder
 from .run_options import RunOptions
-from .scope import group_scope, here
+from .scope import StepShape, here
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
     from ..kernels.collectives import Collectives
     from .auto import AutoOperators
     from .caches import DecodeCache
+    from .dispatch import Dispatcher
     from .greedy import Decoded, Prepare
+    from .group import Group
     from .operators import Operators
+    from .scope import Scope
+    from .speculate_run import Speculated
     from .weights import RankWeights
 
+BLOCK_SIZE = 64
+"""Tokens of a page, as the MLA kernels have them."""
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of)."""
 
@@ -42,14 +48,16 @@ class Outcome:
     operators: str
     weight_bytes: int
     speculation: dict[str, Any] | None = None
+    backend_steps: dict[str, Any] | None = None
+    """Steps that the specialised backend served, and why it left the others to auto."""
 
 
-def _prompts(options: RunOptions, vocabulary: int, device: str) -> torch.Tensor:
-    """Random ids [rows, prompt]."""
+def _prompts(options: RunOptions, vocabulary: int, device: str, first: int = 0) -> torch.Tensor:
+    """Random ids [rows, prompt] among ``vocabulary`` from ``first`` on."""
     import torch
 
     generator = torch.Generator().manual_seed(options.seed)
-    return torch.randint(0, vocabulary, (options.rows, options.prompt), generator=generator).to(device)
+    return first + torch.randint(0, vocabulary, (options.rows, options.prompt), generator=generator).to(device)
 
 
 def _loaded(card: ModelCard, options: RunOptions, rank: int, device: str, say: Progress) -> RankWeights:
@@ -76,41 +84,54 @@ def _preparation(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Made:
+    eager: Decoded
+    graph: Decoded | None
+    told: dict[str, Any]
+
+
 def _speculated(
     weights: RankWeights, options: RunOptions, prompts: torch.Tensor, comm: Collectives, operators: Operators, say: Progress,
     **more: Any,
-) -> tuple[Decoded, dict[str, Any]]:  # fmt: skip
+) -> _Made:  # fmt: skip
     from .greedy import Decoded
     from .speculate_run import speculate
 
-    made = speculate(weights, options, prompts, comm, operators, say, **more)
-    return Decoded(made.tokens, made.step_ns), made.told
+    made: Speculated = speculate(weights, options, prompts, comm, operators, say, **more)
+    graph = Decoded(made.graph_tokens, made.graph_step_ns) if made.graph_tokens is not None else None
+    return _Made(Decoded(made.tokens, made.step_ns), graph, made.told)
 
 
-def run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> Outcome:
-    """All ranks as threads of this process, by the twins; they must agree on every token."""
+def run_cpu(card: ModelCard, options: RunOptions, say: Progress, group: Group | None = None) -> Outcome:
+    """On the twins: all ranks as threads of this process, or the one rank that this process is in a group."""
     import torch
 
-    from ..kernels.collectives import SingleRank, run_virtual_ranks
+    from ..kernels.collectives import run_virtual_ranks
     from .caches import DecodeCache
     from .greedy import decode_eager
     from .operators import ReferenceOperators
     from .packing import pack
-    from .random_weights import random_tensors
+    from .random_weights import random_rank_weights, random_tensors
     from .sharding import shard
 
     dtype = torch.bfloat16
-    whole = None if options.checkpoint else random_tensors(card, seed=options.seed, dtype=dtype)
-    prompts = _prompts(options, card.vocab_size, "cpu")
+    alone = group is not None and group.alone
+    whole = None if options.checkpoint or alone else random_tensors(card, seed=options.seed, dtype=dtype)
+    part = card.vocab_size // options.tp
 
     def rank(comm: Collectives) -> tuple[Decoded, dict[str, Any] | None, int]:
-        if whole is None:
+        tell = say if comm.rank == 0 or alone else _silent
+        if options.checkpoint:
             own = _loaded(card, options, comm.rank, "cpu", say)
+        elif whole is None:
+            own = random_rank_weights(card, seed=options.seed, dtype=dtype, tp=options.tp, rank=comm.rank)
         else:
             own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
-        tell = say if comm.rank == 0 else _silent
+        prompts = _prompts(options, *((part, "cpu", comm.rank * part) if alone else (card.vocab_size, "cpu")))
         if options.drafts:
-            return *_speculated(own, options, prompts, comm, ReferenceOperators(card), tell), own.bytes
+            made = _speculated(own, options, prompts, comm, ReferenceOperators(card), tell)
+            return made.eager, made.told, own.bytes
         cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.context, dtype=dtype)
         prepare = _preparation(options, own, cache, prompts, comm, tell)
         decoded = decode_eager(
@@ -119,89 +140,160 @@ def run_cpu(card: ModelCard, options: RunOptions, say: Progress) -> Outcome:
         )  # fmt: skip
         return decoded, None, own.bytes
 
+    if group is not None:
+        comm = group.comm
+        decoded, told, weight_bytes = group.together("decoding", lambda: rank(comm))
+        _same_tokens(group, decoded)
+        return Outcome(decoded, None, group.words, "reference (twins)", weight_bytes, told)
     # generous, but bounded: a 16-rank step of the small model takes a few seconds on one core
     timeout = 120 + 30.0 * (options.tokens + options.rows * options.prompt)
-    results = [rank(SingleRank())] if options.tp == 1 else run_virtual_ranks(options.tp, rank, timeout_s=timeout)
+    results = run_virtual_ranks(options.tp, rank, timeout_s=timeout)
     decoded, told, weight_bytes = results[0]
     different = [index for index, (other, *_) in enumerate(results) if other.tokens != decoded.tokens]
     if different:
         raise RuntimeError(f"ranks disagree: rank {different[0]} chose other tokens than rank 0")
-    ranks = "one rank" if options.tp == 1 else f"{options.tp} ranks as threads of this process"
-    return Outcome(decoded, None, ranks, "reference (twins)", weight_bytes, told)
+    words = f"{options.tp} ranks as threads of this process"
+    return Outcome(decoded, None, words, "reference (twins)", weight_bytes, told)
 
 
-def _gpu_operators(
-    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], weights: RankWeights
-) -> AutoOperators:
+def _same_tokens(group: Group, decoded: Decoded) -> None:
+    """Raise RuntimeError unless every process chose the same tokens."""
+    import torch
+
+    if group.host is None:
+        return
+    mine = torch.tensor(decoded.tokens, dtype=torch.int64)[None]
+    for rank, theirs in enumerate(group.host.all_gather(mine, 0)):
+        if not torch.equal(theirs, mine[0]):
+            raise RuntimeError(f"ranks disagree: rank {rank} chose other tokens than rank {group.rank}")
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """Both operators of a GPU rank, and what decides between them."""
+
+    auto: AutoOperators
+    used: AutoOperators
+    """Those of the backend that was asked for."""
+    scope: Scope | None
+    """None for ``auto``."""
+
+    def dispatcher(self, weights: RankWeights, cache: DecodeCache, comm: Collectives, options: RunOptions, say: Progress, **more: Any) -> Dispatcher:  # fmt: skip
+        from .dispatch import Dispatcher
+
+        return Dispatcher(
+            weights, cache, comm, auto=self.auto, specialized=(lambda _rows: self.used) if self.scope else None,
+            scope=self.scope, backend=options.backend, chunk=options.chunk, say=lambda line: say(line, 0, 1), **more,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        self.used.check()
+
+    def of(self, shape: StepShape) -> AutoOperators:
+        """The operators of a step, as the scope judges it."""
+        return self.auto if self.scope is None or self.scope.judge(shape) else self.used
+
+
+def _backend(
+    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], weights: RankWeights, group: Group,
+    bundle: Finder | None,
+) -> _Backend:  # fmt: skip
+    """Operators on this GPU; what all ranks can do is agreed on here, before anything waits."""
+    from .auto import AutoOperators
+    from .lone import lone_peers
+    from .scope import agree, group_scope
+
+    where: dict[str, Any] = {"dtype": weights.dtype, "device": weights.device}
+    peers = lone_peers(card, tp=options.tp, rows=options.step_rows, device=weights.device) if group.alone else None
+    auto = AutoOperators(card, **where, peers=peers)
     if options.backend == "auto":
-        from .auto import AutoOperators
-
-        return AutoOperators(card, dtype=weights.dtype, device=weights.device)
+        return _Backend(auto, auto, None)
     from .tuned import TunedOperators
 
-    return TunedOperators(card, choices, dtype=weights.dtype, device=weights.device)
+    assert group.device
+    mine = here(card, group.device, bundle, tp=options.tp, graph_rows=options.step_rows)
+    scope = agree(mine, group.host) if group.host else group_scope([mine])
+    tuned = TunedOperators(card, choices, **where, transport=group.transport, peers=peers)
+    tuned.take(weights)
+    return _Backend(auto, tuned, scope)
 
 
 def run_gpu(
     card: ModelCard,
     options: RunOptions,
     choices: tuple[Choice, ...],
-    device: Device,
+    group: Group,
     say: Progress,
     recorder: AbstractContextManager[object] | None,
     bundle: Finder | None = None,
 ) -> Outcome:
-    """Rank 0 alone on the GPU: eagerly, then from a captured graph; ``recorder`` sees the graph's replays.
+    """This process' rank on its GPU: eagerly, then from a captured graph; ``recorder`` sees the graph's replays.
 
     Args:
         card: the model.
         options: what to run.
         choices: of the bundle, those that can be launched here.
-        device: the GPU.
+        group: this rank's, with its GPU.
         say: is told how far it is.
         recorder: what records a device trace, or None.
         bundle: what the choices were made from.
     """
     import torch
 
-    from ..kernels.collectives import SingleRank, StandIn
-    from .auto import AutoOperators
     from .caches import DecodeCache
-    from .greedy import GraphDecoder, decode_eager
-    from .random_weights import random_rank_weights
+    from .greedy import GraphDecoder, decode_dispatched
+    from .prefill import fill_context
+    from .random_weights import random_rank_weights, random_weights
+    from .ranges import profiler_range
 
-    where, dtype = f"cuda:{device.index}", torch.bfloat16
-    comm: Collectives = SingleRank() if options.tp == 1 else StandIn(0, options.tp)
+    assert group.device
+    comm, where, dtype = group.comm, f"cuda:{group.device.index}", torch.bfloat16
     if options.checkpoint:
-        weights = _loaded(card, options, 0, where, say)
+        weights = _loaded(card, options, group.rank, where, say)
+    elif group.host is not None:  # ranks that answer each other hold slices of one model
+        weights = random_weights(card, seed=options.seed, dtype=dtype, device=where, tp=options.tp, rank=group.rank)
     else:
         weights = random_rank_weights(
-            card, seed=options.seed, dtype=dtype, device=where, tp=options.tp,
+            card, seed=options.seed, dtype=dtype, device=where, tp=options.tp, rank=group.rank,
             progress=lambda done, of: say("weights", done, of),
         )  # fmt: skip
-    prompts = _prompts(options, weights.embed.shape[0], where)
-    ranks = "one rank" if options.tp == 1 else f"rank 0 of {options.tp} alone, stand-in collectives"
+    part = weights.embed.shape[0]
+    prompts = _prompts(options, part, where, group.rank * part) if group.alone else _prompts(options, card.vocab_size, where)  # fmt: skip
+    backend = _backend(card, options, choices, weights, group, bundle)
     if options.drafts:
-        auto = AutoOperators(card, dtype=dtype, device=where)
-        scope = None
-        if options.backend != "auto":  # one rank alone, and steps with drafts are captured in no graph yet
-            scope = group_scope([here(card, device, bundle, tp=options.tp, graph_rows=0)])
-        tuned = (lambda _rows: _gpu_operators(card, options, choices, weights)) if scope else None
-        eager, told = _speculated(weights, options, prompts, comm, auto, say, scope=scope, specialized=tuned)
-        return Outcome(eager, None, ranks, auto.name, weights.bytes, told)
-    operators = _gpu_operators(card, options, choices, weights)
-    cache = DecodeCache(
-        card, tp=options.tp, max_requests=options.rows, max_context=options.context, dtype=dtype, device=where
-    )
-    first, prepare = prompts[:, -1], _preparation(options, weights, cache, prompts, comm, say)
-    eager = decode_eager(
-        weights, cache, first, options.tokens, operators, comm, lambda done, of: say("eager step", done, of), prepare
-    )
-    decoder = GraphDecoder(weights, cache, options.rows, operators, comm, prepare)
-    graph = decoder.decode(first, options.tokens)
-    say("graph step", options.tokens, options.tokens)
-    if recorder is not None:
-        with recorder:
-            decoder.decode(first, options.tokens)
-    decoder.close()
-    return Outcome(eager, graph, ranks, operators.name, weights.bytes)
+        made = group.together("decoding with drafts", lambda: _speculated(
+            weights, options, prompts, comm, backend.auto, say, scope=backend.scope,
+            specialized=(lambda _rows: backend.used) if backend.scope else None, captured=True, recorder=recorder,
+        ))  # fmt: skip
+        return Outcome(made.eager, made.graph, group.words, backend.used.name, weights.bytes, made.told)
+    sizes: dict[str, Any] = {
+        "tp": options.tp, "max_requests": options.rows, "max_context": options.context, "dtype": dtype, "device": where,
+        "block_size": BLOCK_SIZE, "padding": True,
+    }  # fmt: skip
+    cache = DecodeCache(card, **sizes)
+    dispatcher = backend.dispatcher(weights, cache, comm, options, say, mark=profiler_range)
+
+    def fill(slots: Sequence[int]) -> None:
+        fill_context(cache, slots, options.fill, seed=options.seed)
+
+    eager = group.together("eager steps", lambda: decode_dispatched(
+        dispatcher, prompts, options.tokens, backend.check, lambda done, of: say("eager step", done, of),
+        fill if options.fill else None,
+    ))  # fmt: skip
+    prepare = _preparation(options, weights, cache, prompts, comm, say)
+    operators = backend.of(StepShape((0,) * options.rows))
+
+    def replayed() -> Decoded:
+        decoder = GraphDecoder(weights, cache, options.rows, operators, comm, prepare)
+        graph = decoder.decode(prompts[:, -1], options.tokens)
+        say("graph step", options.tokens, options.tokens)
+        if recorder is not None:
+            with recorder:
+                decoder.decode(prompts[:, -1], options.tokens)
+        decoder.close()
+        return graph
+
+    graph = group.together("captured steps", replayed)
+    _same_tokens(group, graph)
+    tally = dispatcher.tally.to_json() if backend.scope else None
+    return Outcome(eager, graph, group.words, backend.used.name, weights.bytes, backend_steps=tally)

@@ -1,10 +1,12 @@
-"""The part of a decode run that drafts: the reference drafter beside either backend, eagerly."""
+"""The part of a decode run that drafts: beside either backend, eagerly, and on a GPU from a captured graph too."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,15 +16,22 @@ from ..kernels.collectives import Collectives, StandIn
 from .caches import DecodeCache
 from .dispatch import Dispatcher
 from .dspark.acceptance import acceptance
+from .dspark.captured import SpeculationGraphs
 from .dspark.card import K3_DSPARK, SMALL_DSPARK, DraftCard
 from .dspark.decoder import SpeculativeDecoder
 from .dspark.drafter import Drafter
 from .dspark.weights import DraftWeights, load_draft, random_rank_draft
 from .operators import Operators
 from .prefill import fill_context
+from .ranges import profiler_range
 from .run_options import RunOptions
-from .scope import Scope
+from .scope import Scope, StepShape
 from .weights import RankWeights
+
+PAGE = 64
+"""Tokens of a page, as the MLA kernels have them."""
+DRAFTINGS = 5
+"""Times that a block's drafting alone is timed."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,10 @@ class Speculated:
     """Wall times: draft, verify, accept."""
     told: dict[str, Any]
     """Acceptance, its label first, and steps that the specialised backend left to auto."""
+    graph_tokens: list[list[int]] | None = None
+    """Of the captured loop."""
+    graph_step_ns: list[int] = field(default_factory=list)
+    """Its times: draft, verify, accept; device times on a GPU."""
 
 
 def fitted_card(target: ModelCard) -> DraftCard:
@@ -74,6 +87,8 @@ def speculate(
     *,
     scope: Scope | None = None,
     specialized: Callable[[int], Operators] | None = None,
+    captured: bool = False,
+    recorder: AbstractContextManager[object] | None = None,
 ) -> Speculated:
     """Decode with drafts until every request has ``options.tokens`` tokens.
 
@@ -86,16 +101,21 @@ def speculate(
         say: is told how far it is.
         scope: what the specialised backend serves; None: it was not asked for, or cannot run here.
         specialized: its operators by rows.
+        captured: whether to decode the same once more from a captured graph.
+        recorder: sees the captured loop.
 
     Raises:
-        InputError: a rank alone in place of a group, or a drafter that does not fit.
+        InputError: a rank alone in place of a group whose drafts the target is to judge, or a drafter that does not fit.
     """
-    if isinstance(comm, StandIn):
-        raise InputError("drafts need the whole group: a rank alone has a part of the vocabulary; use --tp 1")
+    if isinstance(comm, StandIn) and (options.acceptance_length is None or comm.rank):
+        raise InputError(
+            "drafts need the whole group: a rank alone has a part of the vocabulary; rank 0 can time them with"
+            " --acceptance-length, or use --tp 1"
+        )
     card = fitted_card(weights.card)
     cache = DecodeCache(
         weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
-        max_verify=options.drafts + 1, device=weights.device,
+        max_verify=options.drafts + 1, device=weights.device, block_size=PAGE, padding=True,
     )  # fmt: skip
     drafter = Drafter(_weights(card, weights, options), weights, cache, comm)
     dispatcher = Dispatcher(
@@ -126,8 +146,60 @@ def speculate(
             torch.cuda.synchronize(weights.device)
             operators.check()
         times.append(time.perf_counter_ns() - start)
+    eager = [row.tokens[: options.tokens] for row in decoder.requests]
+    looped = _looped(decoder, options, dispatcher, prepare, recorder) if captured else None
     told = decoder.to_json()
     told |= {"drafter": card.name, "drafter_weights": str(options.draft_checkpoint or "random")}
     told |= {"backend_steps": dispatcher.tally.to_json() if scope else None}
-    tokens = [row[: options.tokens] for row in told.pop("tokens")]
-    return Speculated(tokens, times, told)
+    del told["tokens"]
+    if looped is None:
+        return Speculated(eager, times, told)
+    tokens, graph_ns, told["drafter_ns"] = looped
+    return Speculated(eager, times, told, tokens, graph_ns)
+
+
+def _looped(
+    decoder: SpeculativeDecoder,
+    options: RunOptions,
+    dispatcher: Dispatcher,
+    prepare: Callable[[Sequence[int]], None],
+    recorder: AbstractContextManager[object] | None,
+) -> tuple[list[list[int]], list[int], int]:
+    """The same requests from a captured loop: tokens, times of the steps, and the median of a block's drafting alone."""
+    cache, drafter, device = dispatcher.cache, decoder.drafter, dispatcher.weights.device
+    seeds = [one.seed for one in decoder.requests]
+    again = SpeculativeDecoder(
+        dispatcher, drafter, decoder.acceptance, drafts=options.drafts, draft_temperature=options.temperature
+    )
+    operators = dispatcher.operators_of(StepShape((options.drafts,) * options.rows))
+    graphs = SpeculationGraphs(
+        dispatcher.weights, cache, dispatcher.comm, lambda _rows: operators, drafter, decoder.acceptance,
+        drafts=options.drafts, sizes=[options.rows], draft_temperature=options.temperature,
+    )  # fmt: skip
+    for one in decoder.requests:
+        cache.release(one.slot)
+    again.admit(decoder.prompts, seeds, prepare if options.fill else None)
+    requests = again.requests
+
+    def begin() -> None:
+        graphs.begin([one.slot for one in requests], [one.last for one in requests], seeds)
+
+    def timed(what: Callable[[], object]) -> int:
+        start = time.perf_counter_ns()
+        what()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            operators.check()
+        return time.perf_counter_ns() - start
+
+    def one_step() -> None:
+        for one, out in zip(requests, graphs.step(), strict=True):
+            one.tokens += out
+
+    drafting = [timed(begin) for _ in range(DRAFTINGS)]
+    times: list[int] = []
+    with recorder or nullcontext():
+        while min(len(one.tokens) for one in requests) < options.tokens:
+            with profiler_range(f"decode step {len(times)}"):
+                times.append(timed(one_step))
+    return [one.tokens[: options.tokens] for one in requests], times, int(statistics.median(drafting))

@@ -14,11 +14,11 @@ from ..kernels.launch import Runner
 from ..kernels.transports import Loopback, Transport
 from .auto import AutoOperators
 from .choices import Choice, Tuned
-from .expert_memory import held_experts, held_shared
+from .expert_memory import held_experts, held_shared, hold
 from .family_kernels import FamilyKernels, SavedBlocks
 from .kda_slots import KdaSlots
 from .lone import LonePeers
-from .weights import KdaAttention, Mix, MlaAttention, MoeMlp
+from .weights import KdaAttention, Mix, MlaAttention, MoeMlp, RankWeights
 
 KernelPool = dict[tuple[str, str, str, int], FamilyKernels]
 """Loaded kernels by the place of their entry: operators of several row counts share them."""
@@ -88,6 +88,12 @@ class TunedOperators(AutoOperators):
     def holds_experts(self) -> bool:
         """Whether a step reads held experts."""
         return ("experts", None) in self._kernels
+
+    def take(self, weights: RankWeights) -> None:
+        """Turn the weights' experts into the layout that a step reads, in place; other operators go on reading them."""
+        for layer in weights.layers if self.holds_experts else ():
+            if isinstance(layer.mlp, MoeMlp):
+                hold(layer.mlp)
 
     def _own(self, family: str, kind: str | None, comm: Collectives | None = None) -> FamilyKernels | None:
         """Kernels of a family, for a rank alone or for the group they were loaded for.

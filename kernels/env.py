@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -26,6 +27,24 @@ def no_gpu() -> bool:
 def multicast_off() -> bool:
     """``TORCH_SYMM_MEM_DISABLE_MULTICAST=1``, PyTorch's own: NVLink multicast must not be touched on this host."""
     return os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a process among those that torchrun started."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """On its host."""
+
+
+def torchrun() -> Place | None:
+    """``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``, torchrun's own; None in a process that it did not start."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not all(os.environ.get(name, "").isdigit() for name in names):
+        return None
+    return Place(*(int(os.environ[name]) for name in names))
 
 
 def storage() -> str | None:

@@ -67,6 +67,7 @@ class SpeculativeDecoder:
         self.dispatcher, self.drafter, self.acceptance = dispatcher, drafter, acceptance
         self.drafts, self.draft_temperature = drafts, draft_temperature
         self.requests: list[Request] = []
+        self.prompts: list[list[int]] = []
         if say:
             say(acceptance.label)
 
@@ -104,6 +105,7 @@ class SpeculativeDecoder:
         if len(prompts) != len(seeds):
             raise InputError(f"{len(prompts)} prompts and {len(seeds)} seeds; one seed a prompt")
         cache = self.dispatcher.cache
+        self.prompts += [list(prompt) for prompt in prompts]
         slots = [cache.add() for _ in prompts]
         if prepare:
             prepare(slots)

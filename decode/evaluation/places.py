@@ -96,6 +96,7 @@ def places(
             command=("eval",),
         )
         tuned = TunedOperators(card, choices, dtype=weights.dtype, device=where)
+        tuned.take(weights)
         scope, specialized = group_scope([here(card, device, bundle, tp=1)]), lambda _rows: tuned
         notes.append(
             "kernels are launched one by one, in no captured graph: the same kernels, and no step time is told"
