@@ -28,6 +28,8 @@ class Register(NamedTuple):
     epoch: int
     silent: bool = False
     """It gave up, or came after one that did: it publishes nothing more."""
+    tainted: bool = False
+    """What it has is worth nothing, whether or not it knows."""
 
 
 class State(NamedTuple):
@@ -98,7 +100,8 @@ class Explorer:
         if key in self.cells:
             return
         armed = SENTINEL if self.s.form == "flag" else NEVER
-        cell = empty({"mail": armed, "totals": armed, "row 1": NEVER, "row 2": NEVER}.get(key[1], 0))
+        mailboxes = dict.fromkeys(("mail", "shares", "totals", "deltas"), armed)
+        cell = empty({**mailboxes, "row 1": NEVER, "row 2": NEVER}.get(key[1], 0))
         if self.s.ends == "stale" and key == (0, "mail", 1, parity(1), 1, 0):
             cell = stored(cell, 1, (1, -2, 1, True), -1)
         self.cells[key] = len(self.memory)
@@ -239,13 +242,11 @@ class Explorer:
                 store(self._keys(op, rank, 0), register.epoch)
             elif op.kind == "rearm":
                 store(self._keys(op, rank, register.epoch), SENTINEL)
-            elif not register.silent or self.s.fault == "who gave up goes on publishing":
-                # sums are what they should be once the partials have been waited for
-                whole = op.box != "totals" or all(
-                    one.phase is not Phase.PARTIAL for one in actor.program[state.pcs[who] :]
-                )
+            elif op.kind == "tell" or not register.silent or self.s.fault == "who gave up goes on publishing":
+                # sums are what they should be once that of which they are has been waited for
+                whole = not any(one.box in op.needs for one in actor.program[state.pcs[who] :] if one.kind == "poll")
                 tag = register.epoch if op.box.startswith("row") else self._tag(register.epoch)
-                value = (tag, actor.step, op.slots[0], whole and not register.silent)
+                value = (tag, actor.step, op.slots[0], whole and not (register.silent or register.tainted))
                 for to in op.to:
                     store(self._keys(op, to, register.epoch), value)
                 if self.s.fault == "a payload like the sentinel" and (op.box, actor.step, rank) == ("mail", 1, 0):
@@ -327,8 +328,12 @@ class Explorer:
                 memory[at] = cell
                 if value[1:] != (actor.step, key[2], True) and not warned and not register.silent:
                     raise Violation(f"rank {actor.rank}, step {actor.step}: {op.box} of {key[2]} holds {value}")
-            yield self._gone_on(state, who, register, memory)
-        if warned or state.early:
+            heard = register
+            if op.phase is None and not all(value[3] for value, _ in seen):
+                told = self.s.fault != "lateness is not told in the cluster"
+                heard = register._replace(silent=register.silent or told, tainted=True)
+            yield self._gone_on(state, who, heard, memory)
+        if (warned or state.early) and op.phase is not None:
             yield self._given_up(state._replace(early=False), who, op, register)
 
     # the end
@@ -339,7 +344,7 @@ class Explorer:
             return
         for who in self._present(state):
             op, register = self.actors[who].program[state.pcs[who]], state.registers[who]
-            if op.kind == "poll" and register is not None:
+            if op.kind == "poll" and op.phase is not None and register is not None:
                 yield self._given_up(state, who, op, register)
 
     def _given_up(self, state: State, who: int, op: Op, register: Register) -> State:

@@ -49,7 +49,8 @@ FAULTS: dict[str, str] = {
 class Op(NamedTuple):
     """One step of an actor."""
 
-    kind: Literal["release", "wait", "know", "count", "see", "put", "poll", "meet", "bump", "rearm", "write"]
+    kind: Literal["release", "wait", "know", "count", "see", "put", "tell", "poll", "meet", "bump", "rearm", "write"]
+    """A tell is a put that happens whatever came before: who hears it learns whether it is worth anything."""
     box: str = ""
     """Which memory; of a counter, whose."""
     slots: tuple[int, ...] = (0,)
@@ -61,13 +62,16 @@ class Op(NamedTuple):
     step: int = 0
     """Of an activation: whose step wrote it."""
     phase: Phase | None = None
+    """Of a poll; None where it has no limit of its own."""
+    needs: tuple[str, ...] = ()
+    """Of a put: the boxes that must have been waited for before, or it is worth nothing."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """Sizes, shape and fault of one exploration."""
 
-    shape: Literal["fused", "split", "two_shot"]
+    shape: Literal["fused", "split", "two_shot", "tail", "tail_two_shot"]
     ranks: int = 2
     steps: int = 4
     """Epochs: calls of the whole kernel (or pair of kernels)."""
@@ -134,7 +138,9 @@ def setting_of(fault: str) -> Setting:
 
 def launches(s: Setting, rank: int) -> list[list[Program]]:
     """The programs of each launch of a rank, in order."""
-    make = {"fused": _fused, "split": _split, "two_shot": _two_shot}[s.shape]
+    from .tail import tail
+
+    make = {"fused": _fused, "split": _split, "two_shot": _two_shot, "tail": tail, "tail_two_shot": tail}[s.shape]
     return [launch for step in range(s.steps) for launch in make(s, rank, step)]
 
 
@@ -235,7 +241,7 @@ def _two_shot(s: Setting, rank: int, step: int) -> list[list[Program]]:
         puts = [Op("put", "mail", (rank,), block, (owner,)) for owner in range(s.ranks)]
         producers.append(_producer(s, step, block, puts))
         partials = _taken(s, "mail", block, Phase.PARTIAL)
-        send = [Op("put", "totals", (rank,), block, _everyone(s))]
+        send = [Op("put", "totals", (rank,), block, _everyone(s), needs=("mail",))]
         early = s.fault == "sums sent before all partials are in"
         first = [*send, *partials] if early else [*partials, *send]
         consumers.append(_consumer(s, rank, step, block, [*first, *_taken(s, "totals", 1 - block, Phase.TOTAL)]))
