@@ -1,0 +1,99 @@
+"""Real processes, one a rank, over gloo: ``python decode_ranks.py SIZE SCENARIO FOLDER`` writes ``FOLDER/RANK.pt``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+import torch
+import torch.distributed as dist
+from forked_ranks import fork, join, keep
+from k3lab.decode.caches import DecodeCache
+from k3lab.decode.delays import Delayed
+from k3lab.decode.operators import ReferenceOperators
+from k3lab.decode.random_weights import random_weights
+from k3lab.decode.step import step
+from k3lab.kernels import SMALL_K3
+from k3lab.kernels.collectives import CollectiveError
+from k3lab.kernels.distributed import TorchGroup
+
+CARD = replace(
+    SMALL_K3, name="tiny-k3", num_hidden_layers=6, mla_layers=(2, 4, 5), attn_res_block_size=2, num_experts=16
+)
+STEPS = ([[1], [2]], [[3, 4], [5, 6]], [[7], [8]])
+LIMIT_S, PATIENT_S, WALL_S = 4.0, 60.0, 120.0
+
+
+def logits(comm: Any, operators: Any) -> torch.Tensor:
+    """Of a few steps, all in one row."""
+    weights = random_weights(CARD, seed=5, dtype=torch.float64, tp=comm.size, rank=comm.rank)
+    cache = DecodeCache(CARD, tp=comm.size, max_requests=2, max_context=20, max_verify=2, dtype=torch.float64)
+    slots, found = [cache.add(), cache.add()], []
+    for ids in STEPS:
+        found.append(step(weights, cache, torch.tensor(ids), slots, operators, comm).flatten())
+        cache.accept(slots, [1, 1])
+    return torch.cat(found)
+
+
+class Dying(ReferenceOperators):
+    """Is killed in the middle of the second step."""
+
+    calls = 0
+
+    def router(self, *args: Any) -> Any:
+        Dying.calls += 1
+        if Dying.calls == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().router(*args)
+
+
+def plain(rank: int, size: int, store: dist.Store) -> dict:
+    """A few steps."""
+    return {"logits": logits(TorchGroup(store, limit_s=PATIENT_S), ReferenceOperators(CARD))}
+
+
+def late(rank: int, size: int, store: dist.Store) -> dict:
+    """The same with random pauses, other ones on every rank."""
+    comm = TorchGroup(store, limit_s=PATIENT_S)
+    return {"logits": logits(comm, Delayed(ReferenceOperators(CARD), f"3/{rank}", most_us=3000))}
+
+
+def killed(rank: int, size: int, store: dist.Store) -> dict:
+    """Rank 1 dies half-way."""
+    return {"logits": logits(TorchGroup(store, limit_s=LIMIT_S), (Dying if rank == 1 else ReferenceOperators)(CARD))}
+
+
+SCENARIOS = {one.__name__: one for one in (plain, late, killed)}
+
+
+def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
+    """One rank: what the scenario returns, or the error's text, and how long it took."""
+    torch.set_num_threads(1)
+    store = join(rank, size, port, PATIENT_S)
+    started = time.monotonic()
+    try:
+        found = SCENARIOS[scenario](rank, size, dist.PrefixStore(scenario, store))
+    except CollectiveError as error:
+        found = {"error": str(error)}
+    found["seconds"] = time.monotonic() - started
+    keep(found, folder, rank)
+
+
+def main() -> None:
+    """Fork the ranks and see to it that all of them end."""
+    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    ended = fork(
+        size, lambda rank, port: rank_main(rank, size, port, scenario, folder), patience_s=PATIENT_S, wall_s=WALL_S
+    )
+    sys.exit(not ended)
+
+
+if __name__ == "__main__":
+    main()
