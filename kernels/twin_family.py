@@ -131,7 +131,7 @@ class TwinFamily(Family):
     def traffic(self, problem: Problem) -> Traffic:
         """Every input of the table read once, every output written once."""
         draws = self.draws(problem)
-        weights = sum(draws[name].bytes for name in self.rotated)
+        weights = sum(draws[name].bytes for name in self.rotated if name in draws)
         read = sum(draw.bytes for name, draw in draws.items() if name not in self.rotated)
         written = sum(math.prod(shape) * ITEM_BYTES[dtype] for shape, dtype in self.output_specs(problem).values())
         return Traffic(weights, read + written, self.flops(problem))

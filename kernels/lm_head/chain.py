@@ -1,4 +1,4 @@
-"""The family's work in PyTorch operators, as a user would write it; the other ranks' best tokens come from the table."""
+"""The family's work in PyTorch operators, as a user would write it; what other ranks publish comes from the table."""
 
 from __future__ import annotations
 
@@ -31,17 +31,29 @@ def chain(problem: LmHead) -> Callable[[Tensors], Tensors]:
     """From inputs to outputs; what torch.compile is given."""
     import torch
 
+    def rows(tensors: Tensors) -> Tensors:
+        mine = tensors["tokens"] < problem.vocab
+        own = tensors["table"][tensors["tokens"].clamp(max=problem.vocab - 1)]
+        return {"x": torch.where(mine[:, None], own, tensors["peers"])}
+
     def run(tensors: Tensors) -> Tensors:
         logits = torch.mm(tensors["h"], tensors["w"].T)
         return {"logits": logits} if problem.kind == "shard" else likeliest(problem, logits, tensors["peers"])
 
-    return run
+    return rows if problem.kind == "embed" else run
 
 
 def chain_call(problem: LmHead, tensors: Tensors) -> Callable[[], None]:
     """A call on fixed tensors, capturable in a graph; logits go where they belong without a copy."""
     import torch
 
+    if problem.kind == "embed":
+        rows = chain(problem)
+
+        def look_up() -> None:
+            tensors["x"].copy_(rows(tensors)["x"])
+
+        return look_up
     h, weight = tensors["h"], tensors["w"].T
     shard = problem.kind == "shard"
     shape = (problem.rows, problem.vocab)

@@ -36,7 +36,7 @@ def exchange_buffers(problem: LmHead) -> tuple[Buffer, ...]:
     )
 
 
-def fake_tensors(problem: LmHead) -> dict[str, Any]:
+def fake_tensors(problem: LmHead, buffers: tuple[Buffer, ...]) -> dict[str, Any]:
     """What the compiler is told of each argument. Imports the compiler."""
     import cutlass
     from cutlass.cute.runtime import make_fake_tensor
@@ -46,8 +46,10 @@ def fake_tensors(problem: LmHead) -> dict[str, Any]:
     kinds = {"bfloat16": cutlass.BFloat16, "float32": cutlass.Float32, "int32": cutlass.Int32, "int64": cutlass.Int64}
     sizes = {name: (draw.dtype, draw.shape) for name, draw in FAMILY.draws(problem).items()}
     sizes |= {name: (dtype, shape) for name, (shape, dtype) in FAMILY.output_specs(problem).items()}
-    sizes |= {buffer.name: (buffer.dtype, buffer.shape) for buffer in exchange_buffers(problem)}
-    sizes["peers"] = ("int32", (problem.tp, problem.rows, 2))
+    sizes |= {buffer.name: (buffer.dtype, buffer.shape) for buffer in buffers}
+    sizes["tokens"] = ("int32", (problem.rows,))
+    if problem.kind != "embed":
+        sizes["peers"] = ("int32", (problem.tp, problem.rows, 2))
     made = {}
     for name, (dtype, shape) in sizes.items():
         strides = [1]

@@ -61,6 +61,8 @@ class CuteMmaEngine(Engine):
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """K in whole blocks of 32 columns for eight warps; ranks that a warp's lanes and a word of the record hold."""
         problem = head(problem)
+        if problem.kind == "embed":
+            return "kind embed: this engine makes logits; cute_rows looks rows up"
         if problem.hidden % 256:
             return f"hidden {problem.hidden} is not a multiple of 256, the columns that 8 warps take in one step"
         if problem.kind == "argmax" and problem.tp > MOST_RANKS:
@@ -154,7 +156,9 @@ class CuteMmaEngine(Engine):
         from . import cute_mma
 
         problem = head(problem)
-        one, fakes, argmax = layout(problem, config), fake_tensors(problem), problem.kind == "argmax"
+        one, argmax = layout(problem, config), problem.kind == "argmax"
+        buffers = exchange_buffers(problem) if argmax else ()
+        fakes = fake_tensors(problem, buffers)
         names = ARGMAX if argmax else SHARD
         numbers = ("rows", "rank") if argmax else ("rows",)
         more = (int(config["backoff"]), int(config.get("jitter", 0))) if argmax else ()
@@ -168,7 +172,6 @@ class CuteMmaEngine(Engine):
             args=(*(Arg("tensor", name) for name in names), *(Arg("int32", name) for name in numbers)),
             pdl=True,
         )
-        buffers = exchange_buffers(problem) if argmax else ()
         return Compiled(self.family, self.name, problem, config, arch, (built,), buffers)
 
     def work(self, problem: Problem, config: Config) -> Work:

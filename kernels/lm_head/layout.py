@@ -19,6 +19,14 @@ def power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
+def mailbox_buffers(name: str, ranks: int, slot_bytes: int) -> tuple[Buffer, Buffer]:
+    """A mailbox of so many slots, and its table of targets."""
+    return (
+        Buffer(name, (ranks, slot_bytes // 4), "int32", persistent=True),
+        Buffer(f"{name}_targets", (ranks, 2), "int64", targets_of=name),
+    )
+
+
 @dataclass(frozen=True)
 class Board:
     """A mailbox ``[ranks][2 parities][rows]`` of packets: slot r is written by rank r."""
@@ -41,10 +49,7 @@ class Board:
 
     def buffers(self, name: str) -> tuple[Buffer, Buffer]:
         """The mailbox and its table of targets."""
-        return (
-            Buffer(name, (self.ranks, self.slot_bytes // 4), "int32", persistent=True),
-            Buffer(f"{name}_targets", (self.ranks, 2), "int64", targets_of=name),
-        )
+        return mailbox_buffers(name, self.ranks, self.slot_bytes)
 
 
 @dataclass(frozen=True)
@@ -168,3 +173,50 @@ class Head:
     def board(self) -> Board:
         """Where ranks' best tokens are told."""
         return Board(self.ranks, self.rows)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows of the embedding table to every rank: a block takes ``threads`` packets of a row, four BF16 values each.
+
+    A slot of the mailbox is ``[2 parities][rows][packets]`` of 16 bytes, two words of values and an epoch beside each; then
+    a beacon for each parity, by which ranks that own no row say that they are there.
+    """
+
+    rows: int
+    hidden: int
+    vocab: int
+    ranks: int
+    threads: int
+
+    @property
+    def packets(self) -> int:
+        """Of a row."""
+        return self.hidden // 4
+
+    @property
+    def parts(self) -> int:
+        """Blocks a row."""
+        return -(-self.packets // self.threads)
+
+    @property
+    def blocks(self) -> int:
+        """Of the grid."""
+        return self.rows * self.parts
+
+    def within(self, parity, row, index):
+        """Byte offset of a packet in a slot."""
+        return ((parity * self.rows + row) * self.packets + index) * PACKET_BYTES
+
+    def beacon(self, parity):
+        """Byte offset of a beacon in a slot."""
+        return (PARITIES * self.rows * self.packets + parity) * PACKET_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """From a rank's slot to the next."""
+        return PARITIES * (self.rows * self.packets + 1) * PACKET_BYTES
+
+    def buffers(self, name: str) -> tuple[Buffer, Buffer]:
+        """The mailbox and its table of targets."""
+        return mailbox_buffers(name, self.ranks, self.slot_bytes)

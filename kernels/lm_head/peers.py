@@ -1,4 +1,4 @@
-"""The other ranks' best tokens where one GPU plays one rank of the head: a table in place of what they would publish.
+"""The other ranks' best tokens, or embedding rows, where one GPU plays one rank: a table in place of what they would publish.
 
 Over the loopback transport the slot with factor one gets this rank's own packet; every other slot plays another rank.
 """
@@ -45,3 +45,16 @@ def best_of_peers(ranks: int, rows: int, vocab: int, seed: int) -> Tensor:
     first = torch.tensor(played(ranks))[:, None] * vocab
     ids = first + torch.randint(vocab, (ranks, rows), generator=generator)
     return torch.stack([bits, ids.to(torch.int32)], dim=-1)
+
+
+def tokens_of_others(ranks: int, rows: int, vocab: int, seed: int) -> Tensor:
+    """int32 [rows]: ids of all ranks in turn, this one's first, but for the rank whose number the own slot has.
+
+    Rank p's rows come through slot p. The own slot has factor one, so it carries this rank's rows and can play no other.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    owners = [rank for rank in range(ranks) if rank == 0 or rank != own_slot(ranks)]
+    turn = torch.tensor([owners[row % len(owners)] for row in range(rows)])
+    return (turn * vocab + torch.randint(vocab, (rows,), generator=generator)).to(torch.int32)

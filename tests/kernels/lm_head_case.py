@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.kernels.lm_head.cute_rows_engine import lookup
 from k3lab.kernels.lm_head.family import LmHead
 from k3lab.kernels.lm_head.layout import Board
 from k3lab.kernels.lm_head.peers import own_slot
@@ -18,9 +19,8 @@ from .ptx_machine import Memory, Step
 from .test_experts_machine import ExpertsMachine, bits
 
 FAMILY = family("lm_head")
-CUTE, TRITON = FAMILY.engine("cute_mma"), FAMILY.engine("triton")
+CUTE, ROWS, TRITON = FAMILY.engine("cute_mma"), FAMILY.engine("cute_rows"), FAMILY.engine("triton")
 H200 = gpu_card("H200")
-ARGMAX = ("ids", "best")
 
 
 class HeadMachine(ExpertsMachine):
@@ -57,14 +57,25 @@ def small(rows: int, kind: str = "argmax", tp: int = 4, vocab: int = 50, hidden:
     return problem(rows, kind, tp, vocab=vocab, hidden=hidden)
 
 
+def engine_of(one: LmHead) -> Any:
+    return ROWS if one.kind == "embed" else CUTE
+
+
 def config(one: LmHead, **changes: Any) -> dict[str, Any]:
-    return {**CUTE.space(one, H200).default, **changes}
+    return {**engine_of(one).space(one, H200).default, **changes}
+
+
+def slot_bytes(one: LmHead, chosen: dict[str, Any]) -> int:
+    """From a rank's slot of the mailbox to the next."""
+    return lookup(one, chosen).slot_bytes if one.kind == "embed" else Board(one.tp, one.rows).slot_bytes
 
 
 def whole_numbers(one: LmHead, seed: int, most: int = 3) -> dict[str, torch.Tensor]:
     """Inputs whose products and sums are exact in FP32, in any order; of few values, so that logits are often equal."""
     generator = torch.Generator().manual_seed(seed)
     inputs = FAMILY.inputs(one, seed)
+    if one.kind == "embed":
+        return inputs
     for name, scale in (("h", 1), ("w", 64)):
         whole = torch.randint(-most, most + 1, inputs[name].shape, generator=generator)
         inputs[name] = (whole / scale).to(torch.bfloat16)
@@ -122,6 +133,9 @@ class Run:
             assert bool((dead == -7).all() if dtype == "int32" else dead.isnan().all()), name
         if one.kind == "argmax":
             self.check_exchange()
+        if one.kind == "embed":
+            assert len(set(self.get("epochs").tolist())) == 1
+            assert int(self.get("epochs")[0]) & 0xFFFFFFFF == self.epoch
 
     def check_exchange(self) -> None:
         """Every packet is there, for this epoch alone; keys and arrivals are zeros."""
@@ -141,7 +155,8 @@ def run(
     """One launch over loopback, block after block; ``order``: in which they run; ``dead``: a rank whose packets go elsewhere,
     with a limit of 10 ms; ``claimed``: an earlier launch gave up.
     """
-    compiled, text = compiled_ptx(CUTE, one, config(one, **changes), monkeypatch)
+    chosen = config(one, **changes)
+    compiled, text = compiled_ptx(engine_of(one), one, chosen, monkeypatch)
     (launch,) = compiled.launches
     live, inputs = live or one.rows, inputs or whole_numbers(one, seed)
     memory, at = Memory(1 << 23), {}
@@ -149,6 +164,8 @@ def run(
         given = tensor.clone()
         if name == "h":
             given[live:] = float("nan")
+        if name == "tokens":
+            given[live:] = -1
         at[name] = memory.add(name, bits(given))
     for name, (shape, dtype) in FAMILY.output_specs(one).items():
         kind = getattr(torch, dtype)
@@ -158,7 +175,7 @@ def run(
             start = np.uint32(epoch - 1).view(np.int32) if buffer.name == "epochs" else 0
             at[buffer.name] = memory.add(buffer.name, np.full(buffer.shape, start, dtype=buffer.dtype))
     if "mailbox" in at:
-        step = Board(one.tp, one.rows).slot_bytes
+        step = slot_bytes(one, chosen)
         slots = [at["mailbox"] + slot * step for slot in range(one.tp)]
         memory.data[at["health"]] = int(claimed)
         if dead is not None:
@@ -179,9 +196,9 @@ def run(
 def exchange(one: LmHead, monkeypatch: Any, everyone: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
     """Outputs of every rank of a real group, each with mailboxes in the others' reach; one rank after the other.
 
-    First each publishes, and gives up on those that are still to come; then, its record cleared, each runs again.
+    First each publishes, and gives up on those that are still to come; then each runs again. Records are cleared meanwhile.
     """
-    compiled, text = compiled_ptx(CUTE, one, config(one), monkeypatch)
+    compiled, text = compiled_ptx(engine_of(one), one, config(one), monkeypatch)
     (launch,) = compiled.launches
     memory, places = Memory(1 << 23), []
     for inputs in everyone:
@@ -193,25 +210,32 @@ def exchange(one: LmHead, monkeypatch: Any, everyone: list[dict[str, torch.Tenso
                 at[buffer.name] = memory.add(buffer.name, np.zeros(buffer.shape, dtype=buffer.dtype))
         memory.data[at["health"] + 40 : at["health"] + 44].view(np.int32)[0] = 1_000_000
         places.append(at)
-    step = Board(one.tp, one.rows).slot_bytes
+    step = slot_bytes(one, config(one))
+    counters = next(4 * buffer.shape[0] for buffer in compiled.buffers if buffer.name == "epochs")
     for rank, at in enumerate(places):
         lines = target_rows([other["mailbox"] + rank * step for other in places], [1.0] * one.tp)
         at["mailbox_targets"] = memory.add("targets", np.array(lines, dtype=np.int64))
     for again in range(2):
         for rank, at in enumerate(places):
-            memory.data[at["health"] : at["health"] + 40] = 0
-            memory.data[at["epochs"] : at["epochs"] + 4] = 0
+            memory.data[at["epochs"] : at["epochs"] + counters] = 0
             numbers = {"rows": one.rows, "rank": rank}
             values = [numbers[arg.name] if arg.kind == "int32" else at[arg.name] for arg in launch.args]
             machine = HeadMachine(text, memory.data, values, launch.threads, 1, launch.shared_bytes)
             machine.tick = 200
+            gave_up = False
             for block in range(launch.grid[0]):
+                memory.data[at["health"] : at["health"] + 40] = (
+                    0  # or the blocks after one that gave up would not publish
+                )
                 machine.run(block, 1)
-            gave_up = bool(memory.data[at["health"]])
+                gave_up |= bool(memory.data[at["health"]])
             assert gave_up == (not again and rank < one.tp - 1), "only who comes before the others misses them"
     found = []
     for at in places:
-        whole = {name: memory.data[at[name] : at[name] + 4 * one.rows] for name in ARGMAX}
-        found.append({name: torch.from_numpy(raw.copy()).view(torch.int32) for name, raw in whole.items()})
-        found[-1]["best"] = found[-1]["best"].view(torch.float32)
+        outputs = {}
+        for name, (shape, dtype) in FAMILY.output_specs(one).items():
+            kind = getattr(torch, dtype)
+            raw = memory.data[at[name] : at[name] + int(np.prod(shape)) * kind.itemsize].copy()
+            outputs[name] = torch.from_numpy(raw).view(kind).view(shape)
+        found.append(outputs)
     return found

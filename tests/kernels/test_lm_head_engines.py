@@ -13,15 +13,15 @@ import torch
 from k3lab.kernels import K3, SMALL_K3
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.lm_head import common, cute_mma_engine
-from k3lab.kernels.lm_head.layout import Board, Head
-from k3lab.kernels.lm_head.peers import best_of_peers, own_slot, played
+from k3lab.kernels.lm_head.layout import Board, Head, Lookup
+from k3lab.kernels.lm_head.peers import best_of_peers, own_slot, played, tokens_of_others
 from k3lab.tuning.check import row_cases
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.interpret import check_interpreted
 from k3lab.tuning.sass_order import order, places, release_fault, wait_fault
 
-from .lm_head_case import CUTE, FAMILY, TRITON, problem, whole_numbers
+from .lm_head_case import CUTE, FAMILY, ROWS, TRITON, engine_of, problem, whole_numbers
 
 CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
 WEIGHTS = r"LDG\.E\.NA\.LTC\S*128|LDG\.E\.NA\.128"
@@ -34,25 +34,30 @@ def test_refusals_say_why() -> None:
     assert "TP 32" in CUTE.refuses(problem(8, tp=32), "sm_90a")
     assert CUTE.refuses(problem(8, "shard", tp=32), "sm_90a") is None
     assert "5119 vocabulary rows a rank do not go in pairs" in CUTE.refuses(problem(8, vocab=5119), "sm_90a")
+    assert "cute_rows looks rows up" in CUTE.refuses(problem(8, "embed"), "sm_90a")
+    assert "cute_mma makes logits" in ROWS.refuses(problem(8), "sm_90a")
+    assert ROWS.refuses(problem(8, "embed"), "sm_103a") is None
+    assert "hidden 7172 is not a multiple of 8" in ROWS.refuses(problem(8, "embed", hidden=7172), "sm_90a")
+    assert "TP 32" in ROWS.refuses(problem(8, "embed", tp=32), "sm_90a")
     assert "publishes no packets" in TRITON.refuses(problem(8), "sm_90a")
     assert "multiple of 64" in TRITON.refuses(problem(8, "shard", hidden=7200), "sm_90a")
 
 
-@pytest.mark.parametrize("kind", ["shard", "argmax"])
+@pytest.mark.parametrize("kind", ["shard", "argmax", "embed"])
 @pytest.mark.parametrize("tp", [4, 8, 16])
 def test_defaults_are_legal_on_every_card_and_spaces_can_be_listed(tp: int, kind: str) -> None:
     from k3lab.tuning.propose import ENUMERABLE
 
     for rows in (1, 2, 3, 8, 12, 16, 24, 32, 48, 64):
         for card in CARDS.values():
-            for engine in (CUTE, TRITON):
+            for engine in (CUTE, ROWS, TRITON):
                 if engine.refuses(problem(rows, kind, tp), card.arch) is None:
                     space = engine.space(problem(rows, kind, tp), card)
                     assert space.illegal(space.default) is None, (rows, card.name)
                     assert space.size <= ENUMERABLE
     small = FAMILY.problem(SMALL_K3, tp=4, rows=8, kind=kind)
-    if CUTE.refuses(small, "sm_90a") is None:
-        CUTE.space(small, CARDS["sm_90a"])
+    if engine_of(small).refuses(small, "sm_90a") is None:
+        engine_of(small).space(small, CARDS["sm_90a"])
 
 
 @pytest.mark.parametrize(
@@ -132,6 +137,41 @@ def test_packets_do_not_overlap_and_slots_are_whole_packets() -> None:
     assert table.targets_of == "mailbox"
 
 
+def test_packets_and_beacons_of_rows_do_not_overlap() -> None:
+    one = Lookup(3, 264, 50, 4, 64)
+    assert (one.packets, one.parts, one.blocks) == (66, 2, 6)
+    found = [
+        slot * one.slot_bytes + at
+        for slot in range(4)
+        for at in (
+            *(one.within(parity, row, index) for parity in range(2) for row in range(3) for index in range(66)),
+            one.beacon(0),
+            one.beacon(1),
+        )
+    ]
+    assert sorted(found) == [16 * place for place in range(len(found))]
+    mailbox, _ = one.buffers("mailbox")
+    assert mailbox.shape[0] * mailbox.shape[1] * 4 == len(found) * 16
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 16])
+def test_tokens_are_of_every_rank_that_a_slot_can_play(ranks: int) -> None:
+    owners = (tokens_of_others(ranks, 32, 100, seed=1) // 100).tolist()
+    assert set(owners) == {rank for rank in range(ranks) if rank == 0 or rank != own_slot(ranks)}
+
+
+def test_cold_calls_read_other_rows_of_the_same_ranks() -> None:
+    one = problem(8, "embed", vocab=100, hidden=16)
+    inputs = FAMILY.inputs(one, 1)
+    copies = FAMILY.cold_copies(one, inputs, 10 * 8 * 16 * 2)
+    assert copies is not None and len(copies) == 11
+    owners = {tuple((copy["tokens"] // 100).tolist()) for copy in copies}
+    assert owners == {tuple((inputs["tokens"] // 100).tolist())}
+    places = torch.cat([copy["tokens"] % 100 for copy in copies])
+    assert places.unique().numel() == 88
+    assert FAMILY.cold_copies(problem(8, "shard"), {}, 100) is None
+
+
 @pytest.mark.parametrize("ranks", [1, 4, 8, 16])
 def test_the_table_of_the_others_has_ids_of_the_rank_that_a_slot_plays(ranks: int) -> None:
     table = best_of_peers(ranks, 7, 100, seed=1)
@@ -164,6 +204,20 @@ def test_machine_code(arch: str, rows: int, kind: str) -> None:
         assert wait_fault(code, WEIGHTS, ahead=min(head.depth, head.steps) * head.n_tiles) is None, chosen
         assert release_fault(code, WEIGHTS, str(chosen["release"])) is None, chosen
         assert len(places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")) <= (2 if kind == "argmax" else 0), "one arrival"
+
+
+@pytest.mark.parametrize(("arch", "rows"), [("sm_90a", 64), ("sm_103a", 8)])
+def test_machine_code_of_rows(arch: str, rows: int) -> None:
+    """Nothing is read before the wait, nobody needs a fence, and all blocks of a rank are there together."""
+    one = problem(rows, "embed")
+    (launch,) = ROWS.compile(one, ROWS.space(one, CARDS[arch]).default, arch).launches
+    found, code = kernel_resources(launch), order(launch.cubin)
+    assert found.kernel.startswith("k3_lm_head_cute_rows_embed")
+    assert found.spill_instructions == 0 and found.stack_bytes == 0
+    assert (launch.grid[0], launch.pdl, launch.needs_residency) == (7 * rows, True, True)
+    assert found.dynamic_shared_bytes == launch.shared_bytes == 0
+    assert wait_fault(code, "nothing", ahead=0) is None
+    assert not places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")
 
 
 def test_one_wave_of_blocks_holds_the_shard_of_sixteen_ranks() -> None:
@@ -201,7 +255,7 @@ def test_triton_compiles_without_spills_and_asks_for_weights_before_the_wait(arc
 
 
 # -- what a user would write --------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["shard", "argmax"])
+@pytest.mark.parametrize("kind", ["shard", "argmax", "embed"])
 def test_the_pytorch_chain_computes_what_the_twin_does(kind: str) -> None:
     one = problem(5, kind, tp=4, vocab=256, hidden=512)
     inputs = FAMILY.inputs(one, 2)

@@ -12,7 +12,7 @@ from k3lab.kernels.lm_head.peers import own_slot
 from k3lab.kernels.lm_head.twin import best_token
 from k3lab.kernels.transports import Loopback
 
-from .lm_head_case import CUTE, FAMILY, TRITON, problem, whole_numbers
+from .lm_head_case import CUTE, FAMILY, ROWS, TRITON, engine_of, problem, whole_numbers
 from .virtual_ranks import Group, VirtualRank
 
 pytestmark = pytest.mark.gpu
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.gpu
 class Case:
     """A compiled engine, its runner over loopback, tensors on the GPU and what they should become."""
 
-    def __init__(self, device, one, changes=None, engine=CUTE, seed=0, inputs=None, transport=None):
+    def __init__(self, device, one, changes=None, seed=0, inputs=None, transport=None):
         from k3lab.kernels.launch import Runner
 
-        self.one = one
+        self.one, engine = one, engine_of(one)
         chosen = {**engine.space(one, device.need_card()).default, **(changes or {})}
         self.inputs = inputs or whole_numbers(one, seed)
         self.runner = Runner(engine.compile(one, chosen, device.arch), transport=transport or Loopback(one.tp))
@@ -49,8 +49,9 @@ class Case:
         self.poison()
         tensors = dict(self.tensors)
         if dead:
-            tensors["h"] = tensors["h"].clone()
-            tensors["h"][rows:] = float("nan")
+            name, value = ("tokens", -1) if self.one.kind == "embed" else ("h", float("nan"))
+            tensors[name] = tensors[name].clone()
+            tensors[name][rows:] = value
         self.runner.bind(tensors, rows=rows, pdl=pdl)()
         torch.cuda.synchronize()
         check_health(self.runner.buffers)
@@ -87,7 +88,7 @@ def drawn(one, card, count, seed=0):
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 16, 17, 64])
-@pytest.mark.parametrize("kind", ["shard", "argmax"])
+@pytest.mark.parametrize("kind", ["shard", "argmax", "embed"])
 def test_equals_the_twin_in_many_launches_and_at_fewer_rows(device, rows, kind):
     # the whole shard once: its weights take seconds to draw
     case = Case(device, problem(rows, kind, **({} if rows == 8 else {"vocab": 2560})))
@@ -119,6 +120,18 @@ def test_configs_of_the_whole_space_pass_the_house_check(device, rows, kind):
     for seed, config in enumerate(drawn(one, device.need_card(), 3, seed=rows)):
         result = check(FAMILY, CUTE, one, config, seed)
         assert result.ok, f"{config}: {result.reason}"
+
+
+@pytest.mark.parametrize("threads", [64, 256, 1024])
+def test_embedding_rows_pass_the_house_check(device, threads):
+    from k3lab.tuning.check import check
+
+    for rows in (1, 8, 64):
+        if threads > 64 or rows < 64:
+            one = problem(rows, "embed", vocab=2560)
+            config = {"threads": threads, "release": "entry" if rows > 1 else "end", "backoff": 0}
+            result = check(FAMILY, ROWS, one, config)
+            assert result.ok, f"{rows} rows: {result.reason}"
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -173,7 +186,7 @@ def test_epochs_wrap(device):
             case.judge()
 
 
-@pytest.mark.parametrize("kind", ["shard", "argmax"])
+@pytest.mark.parametrize("kind", ["shard", "argmax", "embed"])
 def test_a_graph_of_pdl_launches_gives_the_same_bits_fifty_times(device, kind):
     case = Case(device, problem(8, kind, vocab=5120))
     case.run(pdl=False)
@@ -195,8 +208,9 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_fifty_times(device, kind):
 
 
 @pytest.mark.parametrize("rows", [1, 33])
-def test_delays_change_no_bit(device, rows):
-    one = problem(rows, vocab=1024)
+@pytest.mark.parametrize("kind", ["argmax", "embed"])
+def test_delays_change_no_bit(device, rows, kind):
+    one = problem(rows, kind, vocab=1024)
     plain, delayed = (Case(device, one, {"jitter": jitter}) for jitter in (0, 1))
     plain.run()
     call = delayed.runner.bind(delayed.tensors)
@@ -210,8 +224,9 @@ def test_delays_change_no_bit(device, rows):
 
 
 @pytest.mark.parametrize("dead", [0, 8, 15])
-def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead):
-    case = Case(device, problem(8, vocab=1024))
+@pytest.mark.parametrize("kind", ["argmax", "embed"])
+def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, kind):
+    case = Case(device, problem(8, kind, vocab=1024))
     for _ in range(3):
         case.run()
     table = case.runner.buffers["mailbox_targets"]
@@ -261,6 +276,47 @@ def test_ranks_side_by_side_agree_on_the_token_of_the_whole_vocabulary(device, s
             check_health(rank.runner.buffers, place)
             assert torch.equal(rank.outputs["ids"].cpu(), ids.to(torch.int32)), (turn, place)
             assert torch.equal(rank.outputs["best"].cpu(), best), (turn, place)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_side_by_side_have_the_whole_tables_rows(device, size):
+    """Ranks that own no row of a step run as far ahead as the beacons let them; tokens differ from call to call."""
+    one = problem(3, "embed", tp=size, vocab=64, hidden=1792)
+    everyone = [FAMILY.inputs(one, rank) for rank in range(size)]
+    whole = torch.cat([inputs["table"] for inputs in everyone])
+    group, generator = Group(size), torch.Generator().manual_seed(size)
+    ranks = [
+        Case(
+            device, one, inputs={**inputs, "peers": inputs["peers"] * float("nan")}, transport=VirtualRank(group, rank)
+        )
+        for rank, inputs in enumerate(everyone)
+    ]
+    streams = [torch.cuda.Stream() for _ in ranks]
+    for turn in range(50):
+        calls = []
+        for step in range(10):
+            # all of one rank's, or of any: an owner alone could run away from the others
+            first, last = (0, 64) if (turn + step) % 2 else (0, 64 * size)
+            tokens = torch.randint(first, last, (3,), generator=generator, dtype=torch.int32)
+            wanted, given = whole[tokens.long()], tokens.cuda()
+            outs = [torch.full((3, one.hidden), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in ranks]
+            binds = [
+                rank.runner.bind({**rank.tensors, "tokens": given, "x": out}, pdl=False)
+                for rank, out in zip(ranks, outs, strict=True)
+            ]
+            calls.append((binds, outs, wanted))
+        torch.cuda.synchronize()
+        order = [(step, place) for step in range(10) for place in range(size)]
+        if turn % 2:  # a rank at a time, all its steps
+            order.sort(key=lambda one: one[1])
+        for step, place in order:
+            with torch.cuda.stream(streams[place]):
+                calls[step][0][place]()
+        torch.cuda.synchronize()
+        for place, rank in enumerate(ranks):
+            check_health(rank.runner.buffers, place)
+            for step, (_, outs, wanted) in enumerate(calls):
+                assert torch.equal(outs[place].cpu(), wanted), (turn, step, place)
 
 
 def test_invariant_logits_have_the_same_bits_at_any_rows_and_tile(device):

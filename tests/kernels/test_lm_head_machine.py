@@ -125,3 +125,45 @@ def test_every_rank_of_a_group_finds_the_token_of_the_whole_vocabulary(monkeypat
     for found in exchange(one, monkeypatch, everyone):
         assert found["ids"].tolist() == ids.tolist()
         assert torch.equal(found["best"], best)
+
+
+@pytest.mark.parametrize(("rows", "live", "threads"), [(1, 1, 64), (5, 3, 64), (4, 4, 128)])
+def test_embedding_rows_come_from_the_ranks_that_hold_them(monkeypatch, rows, live, threads):
+    done = run(small(rows, "embed", hidden=264), monkeypatch, live=live, epoch=2**31 - 1 + rows % 2, threads=threads)
+    done.check()
+    assert not done.machine.before_wait
+    owners = {int(token) // 50 for token in done.inputs["tokens"][:live]}
+    assert len(owners) == min(live, 3), "this rank's rows and others'"
+
+
+def test_every_rank_of_a_group_has_the_whole_tables_rows(monkeypatch):
+    one = small(4, "embed", tp=2, hidden=64)
+    everyone = [FAMILY.inputs(one, rank) for rank in range(2)]
+    tokens = torch.tensor([3, 77, 50, 0], dtype=torch.int32)
+    for inputs in everyone:
+        inputs["tokens"], inputs["peers"] = tokens, inputs["peers"] * float("nan")
+    whole = torch.cat([inputs["table"] for inputs in everyone])
+    for found in exchange(one, monkeypatch, everyone):
+        assert torch.equal(found["x"], whole[tokens.long()])
+
+
+def test_a_token_outside_the_vocabulary_gives_a_row_of_nan(monkeypatch):
+    one = small(4, "embed", hidden=64)
+    inputs = FAMILY.inputs(one, 1)
+    inputs["tokens"][1:3] = torch.tensor([-1, 200])
+    done = run(one, monkeypatch, inputs=inputs)
+    found = done.get("x").view(torch.bfloat16)
+    assert bool(found[1:3].isnan().all()) and not bool(found[[0, 3]].isnan().any())
+
+
+@pytest.mark.parametrize("dead", [1, 3])
+def test_a_rank_that_does_not_send_its_rows_or_is_not_there_is_named(monkeypatch, dead):
+    from k3lab.kernels.health import Phase, read
+
+    one = small(1, "embed", hidden=64)
+    inputs = FAMILY.inputs(one, 1)
+    inputs["tokens"][:] = 60 if dead == 1 else 7  # rank 1's, or this rank's own
+    done = run(one, monkeypatch, inputs=inputs, dead=dead, threads=64)
+    report = read(done.get("health").tolist())
+    assert report is not None
+    assert (report.phase, report.late) == (Phase.PARTIAL, (dead,))
