@@ -224,3 +224,31 @@ def render_replay(console: Console, data: dict[str, Any]) -> None:
         console.print(
             f"{one['space']}: {one['sampler']} ({on}) {kept} the bar of {data['bar_share']:.0%} with {one['share']:.1%}{beaten}{small}", markup=False,
         )  # fmt: skip
+
+
+@app.command("in-situ")
+def in_situ_command(
+    tp: Tp = 16,
+    rows: Rows = 8,
+    model: Model = "k3",
+    studies: Annotated[Path, typer.Option("--studies", help="Folder of the measured studies.")] = Path("studies"),
+    only: Annotated[list[str] | None, typer.Option("--family", help="Only this family; repeatable.")] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Time each family's three best configs inside the captured layer, one replacement at a time; export takes the winner there."""
+    import sys
+
+    from ..kernels.device import require
+    from .in_situ import in_situ, render
+    from .select import model_card
+
+    gpu = require("timing inside the layer").need_card()
+
+    def say(text: str) -> None:
+        if not as_json:
+            print(text, file=sys.stderr, flush=True)
+
+    emit(
+        in_situ(model_card(model), gpu, studies, tp=tp, rows=rows, only=only or (), seed=seed, say=say), as_json, render
+    )

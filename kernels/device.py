@@ -112,6 +112,19 @@ def discover(index: int = 0) -> Device | None:
     )
 
 
+def identities() -> list[tuple[int, str, str]]:
+    """Index, UUID (as ``CUDA_VISIBLE_DEVICES`` takes it) and name of every GPU here; none with ``K3LAB_NO_GPU=1``."""
+    if env.no_gpu():
+        return []
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append((index, f"GPU-{properties.uuid}", properties.name))
+    return found
+
+
 def require(purpose: str) -> Device:
     """The GPU here.
 

@@ -197,7 +197,8 @@ def _entry(contest: Mapping[str, Any], engine: str, digest: str) -> Mapping[str,
 def decide(contest: Mapping[str, Any], winners: Mapping[str, str], order: Sequence[str]) -> Decision:
     """The engine whose winner is the fastest; of those within the measured spread the one the family lists first.
 
-    One that wins alone but not in the chain is dropped (:func:`k3lab.tuning.confirm.better_in_chain`).
+    One that wins alone but not in the chain is dropped (:func:`k3lab.tuning.confirm.better_in_chain`). Where the contestants
+    were tried in the captured layer (:mod:`k3lab.tuning.in_situ`), that has the last word.
 
     Args:
         contest: as :func:`hold` returns it.
@@ -232,6 +233,10 @@ def decide(contest: Mapping[str, Any], winners: Mapping[str, str], order: Sequen
     if taker is not None:
         reason = f"{dropped_because(standings[winner], taker)}, {rounds}"
         winner = taker.name
+    verdict = contest.get("in_situ")
+    if verdict and verdict["engine"] in timed and winners[verdict["engine"]] == verdict["digest"]:
+        reason = f"in the captured layer: {verdict['reason']}; alone: {reason}"
+        winner = str(verdict["engine"])
     chain, times = standings[winner].chain, {engine: round(timed[engine][0], 4) for engine in ranked}
     return Decision(winner, f"{reason}; {told(chain)}", times, chain)
 

@@ -72,6 +72,8 @@ class Choice:
     runner_up: Mapping[str, Any] | None
     """Next finalist by time, with ``margin``: its time over the winner's, less one."""
     finalists: tuple[Finalist, ...]
+    in_situ: Mapping[str, Any] | None = None
+    """What the captured layer said, both numbers of each config that was tried there; None where none was."""
     flip_rate: float | None = None
     """Part of repetitions of the finals, drawn from their own rounds, in which another config would have won; None where nothing
     was timed more than once."""
@@ -149,8 +151,9 @@ def _band_source(trial: TrialRecord) -> str:
 
 
 def pick(
-    trials: Sequence[TrialRecord], space: Space, objective: str, finals: Mapping[str, Any] | None = None
-) -> Choice | None:
+    trials: Sequence[TrialRecord], space: Space, objective: str, finals: Mapping[str, Any] | None = None,
+    in_situ: Mapping[str, Any] | None = None,
+) -> Choice | None:  # fmt: skip
     """The winner among the finalists, or None where no trial ended ok.
 
     The fastest finalist sets the band; of all finalists inside it the one nearest the default wins, then
@@ -160,6 +163,8 @@ def pick(
     Args:
         objective: ``measured`` or ``predicted``: where the band comes from, and the evidence word.
         finals: config digest to the finals' ``values_us``, ``spreads``, ``failed`` and, where there is one, ``chain``.
+        in_situ: what the captured layer chose of this engine, if it did (:meth:`k3lab.tuning.in_situ.Verdict.to_json`): it has
+            the last word, and the isolated figure stays beside it.
     """
     default = config_digest(space.default)
     by_digest = {trial.digest: trial for trial in trials}
@@ -182,6 +187,12 @@ def pick(
     reason = _reason(winner, fastest, tied, others, band, source)
     if taker is not None:
         reason = dropped_because(alone.standing, taker)
+    if in_situ is not None and (there := next((one for one in pool if one.digest == in_situ["digest"]), None)):
+        if there is not winner:
+            winner = there
+            others = [one for one in pool if one is not winner]
+            runner_up = others[0].to_json() | {"margin": round(others[0].value_us / winner.value_us - 1, 4)}
+        reason = f"in the captured layer: {in_situ['reason']}"
     default_trial = by_digest.get(default)
     default_us = next((one.value_us for one in pool if one.is_default), None)
     default_status = str(default_trial.outcome.status) if default_trial and default_trial.outcome else "not tried"
@@ -202,6 +213,7 @@ def pick(
         margin_over_default=round(1 - winner.value_us / default_us, 4) if default_us else None,
         runner_up=runner_up,
         finalists=tuple(pool),
+        in_situ=in_situ,
         flip_rate=_flip_rate(winner, pool, simplicity, finals or {}) if objective == "measured" else None,
         chain=winner.chain,
     )
@@ -264,6 +276,8 @@ def choose(study: TuningStudy, space: Space) -> Choice | None:
     Raises:
         InputError: what the study holds of its trials or finals is damaged.
     """
-    trials, objective, finals = study.trials(), study.identity["objective"], study.note("finals")
+    trials, identity, finals = study.trials(), study.identity, study.note("finals")
+    verdict = (study.note("contest") or {}).get("in_situ")
+    own = verdict if verdict and verdict["engine"] == identity["engine"] else None
     with reading(study.path):
-        return pick(trials, space, objective, finals)
+        return pick(trials, space, identity["objective"], finals, own)

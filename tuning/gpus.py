@@ -31,17 +31,9 @@ class Gpu:
 
 def visible() -> list[Gpu]:
     """The GPUs that this process sees; none where there is no driver or ``K3LAB_NO_GPU=1``."""
-    from ..kernels import env
+    from ..kernels.device import identities
 
-    if env.no_gpu():
-        return []
-    import torch
-
-    found = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        properties = torch.cuda.get_device_properties(index)
-        found.append(Gpu(index, f"GPU-{properties.uuid}", properties.name))
-    return found
+    return [Gpu(*one) for one in identities()]
 
 
 class GpuLock:

@@ -68,9 +68,9 @@ class InSitu:
 
     def to_json(self) -> dict[str, Any]:
         """Both numbers: what it takes alone, and what the layer takes with it."""
-        timed = {"in_situ_us": None, "band": None}
+        timed: dict[str, float | None] = {"in_situ_us": None, "band": None}
         if self.us < float("inf"):
-            timed = {"in_situ_us": round(self.us, 4), "band": round(self.band, 4)}
+            timed: dict[str, float | None] = {"in_situ_us": round(self.us, 4), "band": round(self.band, 4)}
         return (
             asdict(self)
             | {"config": dict(self.config), "values_us": [round(value, 4) for value in self.values_us]}
@@ -196,6 +196,27 @@ def _decided(place: str, entries: Sequence[InSitu]) -> Verdict:
     )
 
 
+def holding(times: Mapping[str, Mapping[str, tuple[float, float]]], limit: float = 0.05) -> dict[str, float]:
+    """Config digest to its largest loss over the profiles, of those that lose no more than the limit against any profile's best;
+    where none does, the one that loses least (see :func:`robust`).
+    """
+    found = {digest: max(own) for digest, own in _losses(times).items()}
+    kept = {digest: loss for digest, loss in found.items() if loss <= limit}
+    return kept or dict([robust(times)])
+
+
+def _losses(times: Mapping[str, Mapping[str, tuple[float, float]]]) -> dict[str, list[float]]:
+    """Config digest to its loss against each profile's best, 0 inside the two bands; configs that miss a profile are out."""
+    common = set.intersection(*(set(own) for own in times.values())) if times else set()
+    found: dict[str, list[float]] = {digest: [] for digest in sorted(common)}
+    for own in times.values():
+        best = min(own, key=lambda other: (own[other][0], other)) if own else ""
+        for digest, losses in found.items():
+            loss = own[digest][0] / own[best][0] - 1
+            losses.append(0.0 if loss <= max(own[digest][1], own[best][1]) else loss)
+    return found
+
+
 def robust(times: Mapping[str, Mapping[str, tuple[float, float]]]) -> tuple[str, float]:
     """The config that holds over routing profiles: the least of the largest losses against each profile's best.
 
@@ -208,19 +229,10 @@ def robust(times: Mapping[str, Mapping[str, tuple[float, float]]]) -> tuple[str,
     Raises:
         InputError: no config has a time under every profile.
     """
-    common = set.intersection(*(set(own) for own in times.values())) if times else set()
-    if not common:
+    losses = _losses(times)
+    if not losses:
         raise InputError("no config was timed under every routing profile")
-
-    def losses(digest: str) -> list[float]:
-        found = []
-        for own in times.values():
-            best = min(own, key=lambda other: (own[other][0], other))
-            loss = own[digest][0] / own[best][0] - 1
-            found.append(0.0 if loss <= max(own[digest][1], own[best][1]) else loss)
-        return found
-
     chosen = min(
-        common, key=lambda digest: (max(losses(digest)), sum(own[digest][0] for own in times.values()), digest)
+        losses, key=lambda digest: (max(losses[digest]), sum(own[digest][0] for own in times.values()), digest)
     )
-    return chosen, max(losses(chosen))
+    return chosen, max(losses[chosen])
