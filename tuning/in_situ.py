@@ -70,7 +70,7 @@ class InSitu:
         """Both numbers: what it takes alone, and what the layer takes with it."""
         timed: dict[str, float | None] = {"in_situ_us": None, "band": None}
         if self.us < float("inf"):
-            timed: dict[str, float | None] = {"in_situ_us": round(self.us, 4), "band": round(self.band, 4)}
+            timed = {"in_situ_us": round(self.us, 4), "band": round(self.band, 4)}
         return (
             asdict(self)
             | {"config": dict(self.config), "values_us": [round(value, 4) for value in self.values_us]}
