@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from .decode_bars import bars_command
 from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
@@ -43,17 +44,35 @@ def plan_command(
     bundle: BundlePath = None,
     accept: Accept = None,
     gpu: Gpu = "GB300",
+    drafts: int = typer.Option(0, "--drafts", help="Of a verify step: rows are a multiple of drafts + 1."),
     full: bool = typer.Option(False, "--full", help="List every launch of every layer kind; JSON always does."),
     as_json: Json = False,
 ) -> None:
     """Print what a step launches, and which of it is tuned, without a GPU."""
+    from ..decode.choices import StepForm
     from ..decode.plan import plan
+    from ..decode.scope import MAX_DRAFTS
+    from ..kernels import InputError
 
+    if not 0 <= drafts <= MAX_DRAFTS or rows % (drafts + 1):
+        raise InputError(
+            f"drafts {drafts} with rows {rows}: a verify step has 1 to {MAX_DRAFTS} drafts, and whole requests"
+        )
     card = card_of(model, tp)
     backend = _backend(backend, bundle)
     loaded = bundle_of(bundle, accept)
     objective = "predicted" if backend == "auto" else _objective(gpu)
-    made = plan(card, tp=tp, rows=rows, backend=backend, bundle=loaded, gpu=gpu, objective=objective, model=model)
+    made = plan(
+        card,
+        tp=tp,
+        rows=rows,
+        backend=backend,
+        bundle=loaded,
+        gpu=gpu,
+        objective=objective,
+        model=model,
+        form=StepForm(drafts + 1),
+    )
     emit(made.to_json(), as_json, partial(render_plan, full=full))
 
 
@@ -202,6 +221,7 @@ def run_command(
 
 
 app.command("eval")(eval_command)
+app.command("bars")(bars_command)
 app.command("compare")(compare_command)
 app.command("traffic")(traffic_command)
 app.command("replay")(replay_command)

@@ -1,0 +1,88 @@
+"""``k3lab decode bars``: the decode path's bars, measured on the GPU here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .decode_inputs import Accept, BundlePath, bundle_of, card_of, progress_bar
+from .output import Json, emit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def bars_command(
+    model: str = typer.Option("k3", "--model", help="k3, small, demo, or the path of a config.json."),
+    rank: int = typer.Option(0, "--rank", help="The rank that runs, alone, over loopback."),
+    of: int = typer.Option(16, "--of", help="Ranks of its group."),
+    drafts: int = typer.Option(7, "--drafts", help="Of the verify step: one request with so many drafts."),
+    context: int = typer.Option(512, "--context", help="Tokens of a made-up context."),
+    samples: int = typer.Option(30, "--samples", min=4, help="Replays of each graph that are timed."),
+    seed: int = typer.Option(0, "--seed", help="Of weights, ids and routing."),
+    bundle: BundlePath = None,
+    accept: Accept = None,
+    out: Path | None = typer.Option(None, "--out", help="Also write the table here, with GPU, driver and versions."),
+    as_json: Json = False,
+) -> None:
+    """Time a layer, as a slope, and whole steps of one rank alone, on both backends, against the bars; exit 1 where one is missed."""
+    import json
+
+    from ..decode.measure_bars import Load
+    from ..decode.run_bars import run_bars
+    from ..decode.scope import MAX_DRAFTS
+    from ..kernels import InputError, device
+    from ..tuning.environment import environment
+
+    if not 0 <= drafts <= MAX_DRAFTS or context < 0:
+        raise InputError(
+            f"drafts {drafts} and context {context}: a step verifies 0 to {MAX_DRAFTS} drafts, behind 0 tokens or more"
+        )
+    card, loaded = card_of(model, of), bundle_of(bundle, accept)
+    here = device.require("decode bars times kernels and")
+    loads = [Load(1, drafts + 1, context), Load(1, 1, context)] if drafts else [Load(1, 1, context)]
+    with progress_bar() as told:
+        found = run_bars(card, here, loaded, loads, tp=of, rank=rank, seed=seed, samples=samples, say=told)
+    data = {**found, "environment": environment(here)}
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(data, indent=1) + "\n")
+    emit(data, as_json, render_bars)
+    if data["faults"]:
+        raise typer.Exit(1)
+
+
+def render_bars(console: Console, data: dict[str, Any]) -> None:
+    """Notes, a table of layers and steps, verdicts, faults."""
+    from rich.table import Table
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    for line in data["notes"]:
+        say(f"note: {line}")
+    table = Table("rows", "what", "backend", "us", "launches", "of the byte floor", "times as fast as auto")
+    for one in data["rows"]:
+        for name, own in one["backends"].items():
+            for kind, layer in own["layers"].items():
+                ratio = one["ratios"].get(f"{kind} layer") if name != "auto" else None
+                launches = "-" if layer["launches"] is None else f"{layer['launches']:.2f}"
+                share = "-" if layer["share_of_floor"] is None else f"{layer['share_of_floor']:.0%}"
+                table.add_row(
+                    str(one["rows"]), f"{kind} MoE layer", name, f"{layer['us']:.1f}", launches, share,
+                    f"{ratio:.2f}" if ratio else "",
+                )  # fmt: skip
+            ratio = one["ratios"].get("step") if name != "auto" else None
+            table.add_row(
+                str(one["rows"]), "whole step", name, f"{own['step_us']:.0f}", str(own["step_launches"] or "-"),
+                f"{own['step_floor_us'] / own['step_us']:.0%}", f"{ratio:.2f}" if ratio else "",
+            )  # fmt: skip
+    console.print(table)
+    for one in data["verdicts"]:
+        say(
+            f"{one['verdict']:7} {one['what']}: {one['got']:.1f} {one['unit']} (to close {one['close']:g}, aim {one['aim']:g})"
+        )
+    for line in data["faults"]:
+        say(f"fault: {line}")

@@ -1,0 +1,220 @@
+"""Measuring the bars of :mod:`k3lab.decode.bars`: one rank alone, graphs of a part of its layers and of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.collectives import Collectives
+from ..kernels.gpu_cards import GpuCard
+from ..kernels.model_card import LayerKind
+from .bars import Graph, Slope, depths, layer_floor_us, routing_fault, slope, step_floor_us
+from .caches import DecodeCache
+from .graphs import Capture, kernel_names
+from .operators import Operators
+from .prefill import fill_context
+from .step import forward
+from .weights import MoeMlp, RankWeights
+
+PAGE = 64
+SAMPLES = 30
+Timer = Callable[[Callable[[], None], int], list[float]]
+"""Microseconds of so many runs, each by itself."""
+Say = Callable[[str, int, int], None]
+
+
+def by_events(run: Callable[[], None], samples: int) -> list[float]:
+    """Device time of each run."""
+    for _ in range(3):
+        run()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(samples + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e3 for before, after in pairwise(marks)]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step has to do."""
+
+    requests: int
+    q_len: int
+    context: int
+
+    @property
+    def rows(self) -> int:
+        """Token rows."""
+        return self.requests * self.q_len
+
+
+def some_layers(weights: RankWeights, kind: LayerKind, count: int) -> RankWeights:
+    """The same weights, of ``count`` MoE layers of one kind alone; nothing is copied."""
+    card = weights.card
+    chosen = [one for at, one in enumerate(weights.layers) if card.kind_of(at) == kind and isinstance(one.mlp, MoeMlp)]
+    part = replace(
+        card, name=f"{card.name}-{count}-{kind}", num_hidden_layers=count, first_k_dense=0,
+        mla_layers=tuple(range(count)) if kind == "mla" else (),
+    )  # fmt: skip
+    return replace(weights, card=part, layers=tuple(chosen[:count]))
+
+
+class Counting:
+    """Operators that count the distinct experts of every layer, on the host: for a step outside the timing."""
+
+    def __init__(self, operators: Operators) -> None:
+        """Wrap."""
+        self._operators = operators
+        self.distinct: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operators, name)
+
+    def router(self, x: Tensor, mlp: MoeMlp, comm: Collectives) -> tuple[Tensor, Tensor, Tensor]:
+        """The operators' own; ids are looked at."""
+        ids, chosen, latent = self._operators.router(x, mlp, comm)
+        self.distinct.append(len(ids.unique()))
+        return ids, chosen, latent
+
+
+class Bench:
+    """Steps of a rank's weights under a load."""
+
+    def __init__(self, weights: RankWeights, comm: Collectives, load: Load, *, seed: int = 0) -> None:
+        """Token ids are of this rank's part of the vocabulary."""
+        self.weights, self.comm, self.load, self._seed = weights, comm, load, seed
+        generator = torch.Generator().manual_seed(seed)
+        part = weights.embed.shape[0]
+        ids = comm.rank * part + torch.randint(0, part, (load.rows,), generator=generator)
+        self._ids = ids.to(weights.device)
+
+    def _cache(self, weights: RankWeights) -> tuple[DecodeCache, Tensor]:
+        load = self.load
+        cache = DecodeCache(
+            weights.card, tp=weights.tp, max_requests=load.requests, max_context=load.context + load.q_len, dtype=weights.dtype,
+            max_verify=load.q_len, block_size=PAGE, device=weights.device,
+        )  # fmt: skip
+        slots = [cache.add() for _ in range(load.requests)]
+        if load.context:
+            fill_context(cache, slots, load.context, seed=self._seed)
+        cache.reserve(slots, load.q_len)
+        return cache, torch.tensor(slots, device=weights.device)
+
+    def graph(self, weights: RankWeights, operators: Operators, timer: Timer, samples: int) -> tuple[Graph, list[str]]:
+        """A step of some of the layers, captured and timed; and the kernels that it launches."""
+        cache, slots = self._cache(weights)
+
+        def body() -> None:
+            forward(weights, cache, self._ids, slots, operators, self.comm, q_len=self.load.q_len)
+
+        capture = Capture(weights.device)
+        run = capture(body)
+        names = kernel_names(capture.graphs[0]) if capture.graphs else []
+        times = timer(run, samples)
+        operators.check()
+        launches = len(names) if capture.graphs else None
+        return Graph(len(weights.layers), tuple(times), launches), names
+
+    @torch.inference_mode()
+    def distinct(self, operators: Operators) -> float:
+        """Experts a layer hits, in the mean over all MoE layers."""
+        cache, slots = self._cache(self.weights)
+        counting = Counting(operators)
+        forward(self.weights, cache, self._ids, slots, counting, self.comm, q_len=self.load.q_len)
+        return sum(counting.distinct) / len(counting.distinct)
+
+    def layer(
+        self, operators: Operators, kind: LayerKind, timer: Timer, samples: int
+    ) -> tuple[Slope, dict[str, float], list[Graph]]:
+        """A layer's slope, and the kernels that the larger graph has more of, a layer."""
+        graphs, names = [], []
+        for count in depths(self.weights.card, kind):
+            made, found = self.graph(some_layers(self.weights, kind, count), operators, timer, samples)
+            graphs.append(made)
+            names.append(Counter(found))
+        more = graphs[1].layers - graphs[0].layers
+        return slope(*graphs), {name: count / more for name, count in (names[1] - names[0]).items()}, graphs
+
+    def table(
+        self,
+        name: str,
+        operators: Operators,
+        gpu: GpuCard,
+        timer: Timer,
+        samples: int,
+        kinds: Sequence[LayerKind],
+        say: Say,
+    ) -> dict[str, Any]:
+        """All figures of one backend."""
+        weights, load, layers = self.weights, self.load, dict[str, Any]()
+        card, tp = weights.card, weights.tp
+        for kind in kinds:
+            say(f"{load.rows} rows, {name}: {kind} layers", 0, 1)
+            one, names, graphs = self.layer(operators, kind, timer, samples)
+            floor = layer_floor_us(card, tp, load.rows, load.q_len, kind, gpu, stock=name == "auto")
+            layers[kind] = {
+                "us": one.us, "launches": one.launches, "floor_us": floor, "share_of_floor": floor / one.us if one.us > 0 else None,
+                "kernels": names, "graphs": [
+                    {"layers": graph.layers, "us": graph.us, "spread": graph.spread, "launches": graph.launches} for graph in graphs
+                ],
+            }  # fmt: skip
+        say(f"{load.rows} rows, {name}: all layers", 0, 1)
+        whole, _ = self.graph(weights, operators, timer, samples)
+        distinct = self.distinct(operators)
+        return {
+            "layers": layers, "step_us": whole.us, "step_spread": whole.spread, "step_launches": whole.launches,
+            "step_floor_us": step_floor_us(card, tp, load.rows, load.q_len, gpu), "distinct_experts": distinct,
+            "routing_fault": routing_fault(card, load.rows, distinct),
+        }  # fmt: skip
+
+
+def _silent(_what: str, _done: int, _of: int) -> None:
+    """Nobody is told."""
+
+
+def measure(
+    weights: RankWeights, comm: Collectives, loads: Sequence[Load], backends: dict[str, Callable[[Load], Operators]], gpu: GpuCard,
+    *, timer: Timer = by_events, samples: int = SAMPLES, say: Say = _silent, kinds: Sequence[LayerKind] = ("kda", "mla"),
+) -> dict[str, Any]:  # fmt: skip
+    """The table of all loads and backends.
+
+    Args:
+        weights: of one rank; ``backends`` turn its experts into the layout that they read, one backend after the other.
+        comm: its group, or a stand-in.
+        loads: what steps have to do.
+        backends: by name, load to operators.
+        gpu: for floors.
+        timer: times runs.
+        samples: of each graph.
+        say: is told how far it is.
+        kinds: of the layers.
+    """
+    found: list[dict[str, Any]] = [{} for _ in loads]
+    for name, make in backends.items():
+        for place, load in enumerate(loads):
+            found[place][name] = Bench(weights, comm, load).table(name, make(load), gpu, timer, samples, kinds, say)
+    table = [
+        {
+            "rows": load.rows, "requests": load.requests, "tokens_a_request": load.q_len, "context": load.context,
+            "backends": one, "ratios": _ratios(one),
+        }
+        for load, one in zip(loads, found, strict=True)
+    ]  # fmt: skip
+    return {"model": weights.card.name, "tp": weights.tp, "rank": weights.rank, "gpu": gpu.name, "rows": table}
+
+
+def _ratios(found: dict[str, Any]) -> dict[str, float]:
+    """``auto``'s time over the tuned path's, layer by kind and whole step."""
+    if not {"auto", "latency_specialized"} <= set(found):
+        return {}
+    auto, own = found["auto"], found["latency_specialized"]
+    layers = {f"{kind} layer": auto["layers"][kind]["us"] / own["layers"][kind]["us"] for kind in own["layers"]}
+    return {**layers, "step": auto["step_us"] / own["step_us"]}

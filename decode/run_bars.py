@@ -1,0 +1,110 @@
+"""The bars of :mod:`k3lab.decode.bars` on the GPU here: one rank alone, both backends, random weights, uniform routing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..kernels import InputError, ModelCard
+from ..kernels.device import Device
+from .bars import ratio_faults, verdicts
+from .choices import Fallback, Finder, StepForm, Tuned, choose
+from .group import NO_LINK, join
+from .measure_bars import SAMPLES, Load, Say, measure
+from .memory import check_memory, peak_memory, watch_memory
+from .plan import TUNED_FAMILIES, plan
+from .scope import digest
+
+
+def run_bars(
+    card: ModelCard, device: Device, bundle: Finder | None, loads: Sequence[Load], *, tp: int = 16, rank: int = 0, seed: int = 0,
+    samples: int = SAMPLES, say: Say | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure; the table, verdicts and what must be known of them, as data.
+
+    Raises:
+        InputError: it does not fit here, no GPU card, or a group under torchrun.
+    """
+    import torch
+
+    from .auto import AutoOperators
+    from .expert_memory import release
+    from .lone import lone_peers
+    from .operators import Operators
+    from .random_weights import random_rank_weights
+    from .tuned import KernelPool, TunedOperators
+    from .weights import MoeMlp
+
+    gpu, tell = device.need_card(), say or (lambda _what, _done, _of: None)
+    group = join(tp, device, rank=rank, transport="loopback")
+    if group is None or group.host is not None:
+        raise InputError("the bars are one rank's alone")
+    for load in loads:
+        check_memory(card, tp, device, requests=load.requests, context=load.context, verify=load.q_len)
+    watch_memory(device)
+    where: dict[str, Any] = {"dtype": torch.bfloat16, "device": f"cuda:{device.index}"}
+    weights = random_rank_weights(
+        card, seed=seed, tp=tp, rank=rank, progress=lambda done, of: tell("weights", done, of), **where
+    )
+    pool: KernelPool = {}
+    chosen = {
+        load: choose(
+            card, tp=tp, rows=load.rows, gpu=gpu.name, bundle=bundle, only=TUNED_FAMILIES, objective="measured",
+            form=StepForm(load.q_len, context=load.context + load.q_len),
+        )
+        for load in loads
+    }  # fmt: skip
+
+    def peers(load: Load) -> Any:
+        return lone_peers(card, tp=tp, rows=load.rows, device=where["device"], seed=seed)
+
+    def auto(load: Load) -> Operators:
+        for layer in weights.layers:
+            if isinstance(layer.mlp, MoeMlp):
+                release(layer.mlp)
+        return AutoOperators(card, peers=peers(load), **where)
+
+    def tuned(load: Load) -> Operators:
+        made = TunedOperators(card, chosen[load], peers=peers(load), pool=pool, **where)
+        made.take(weights)
+        return made
+
+    found = measure(
+        weights, group.comm, loads, {"auto": auto, "latency_specialized": tuned}, gpu, samples=samples, say=tell
+    )
+    made = verdicts(found)
+    for one, load in zip(found["rows"], loads, strict=True):
+        planned = plan(
+            card, tp=tp, rows=load.rows, backend="latency_specialized", bundle=bundle, gpu=gpu.name, objective="measured",
+            form=StepForm(load.q_len, context=load.context + load.q_len),
+        )  # fmt: skip
+        one["planned_tuned_launches"] = sum(planned.tuned_kernels().values())
+        one["tuned"] = [
+            {
+                "family": own.family,
+                "kind": own.kind,
+                "engine": own.engine,
+                "evidence": own.evidence,
+                "config": own.config,
+            }
+            for own in chosen[load]
+            if isinstance(own, Tuned)
+        ]
+        one["fallbacks"] = [own.to_json() for own in chosen[load] if isinstance(own, Fallback)]
+    return {
+        **found,
+        "notes": [
+            f"rank {rank} of {tp} alone over loopback; {NO_LINK}", f"random weights (seed {seed}), uniform routing",
+            "a layer's time is the slope between graphs of few and of many such layers, untraced",
+        ],
+        "bundle": digest(bundle), "peak_memory_bytes": peak_memory(device), "weight_bytes": weights.bytes,
+        "verdicts": [one.to_json() for one in made],
+        "faults": [
+            *[f"{one.bar.what}: {one.got:.1f} {one.bar.unit}, at most {one.bar.close:g}" for one in made if one.word == "missed"],
+            *ratio_faults(found),
+            *[
+                f"{one['rows']} rows, {name}: {own['routing_fault']}"
+                for one in found["rows"] for name, own in one["backends"].items() if own["routing_fault"]
+            ],
+        ],
+    }  # fmt: skip

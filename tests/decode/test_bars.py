@@ -1,0 +1,173 @@
+"""The bars: slopes, floors, verdicts, and a measurement whose clock is made up; no kernel is judged here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from k3lab.cli.decode_bars import render_bars
+from k3lab.cli.main import run as command
+from k3lab.cli.output import console
+from k3lab.decode.auto import AutoOperators
+from k3lab.decode.bars import (
+    LAYER_BARS,
+    Graph,
+    Verdict,
+    depths,
+    layer_floor_us,
+    ratio_faults,
+    routing_fault,
+    slope,
+    step_floor_us,
+    verdicts,
+)
+from k3lab.decode.lone import lone_peers
+from k3lab.decode.measure_bars import Counting, Load, measure, some_layers
+from k3lab.decode.packing import pack
+from k3lab.decode.random_weights import random_rank_weights
+from k3lab.decode.sharding import ModelTensors, shard
+from k3lab.kernels import K3, InputError, ModelCard
+from k3lab.kernels.collectives import SingleRank, StandIn
+from k3lab.kernels.gpu_cards import GPU_CARDS
+
+H200 = GPU_CARDS["H200"]
+
+
+def test_a_slope_is_what_one_more_layer_costs() -> None:
+    few, many = Graph(24, (1000.0, 1010.0, 990.0), 250), Graph(68, (3200.0,), 690)
+    one = slope(few, many)
+    assert one.us == pytest.approx(50.0)
+    assert one.launches == 10
+    assert slope(few, Graph(68, (3200.0,), None)).launches is None
+    assert few.us == 1000.0
+    assert Graph(1, (90.0, 100.0, 100.0, 110.0), None).spread == pytest.approx(0.15)
+    with pytest.raises(InputError, match="between 24 and 24 layers"):
+        slope(few, few)
+
+
+def test_graphs_have_the_layers_of_the_bar_where_the_model_has_them(tiny: ModelCard) -> None:
+    assert depths(K3, "kda") == (24, 68)
+    assert depths(K3, "mla") == (8, 24)
+    assert depths(tiny, "kda") == (1, 2)
+    with pytest.raises(InputError, match="a slope needs two"):
+        depths(some_layers_card(tiny), "kda")
+
+
+def some_layers_card(card: ModelCard) -> ModelCard:
+    from dataclasses import replace
+
+    return replace(card, mla_layers=(1, 2, 3, 4, 5))
+
+
+def test_floors_are_those_of_the_issue() -> None:
+    # 216.6 MB and 99.5 MB at 4.67 TB/s, as the layer skeleton was probed with; here with the state of one verify step
+    assert layer_floor_us(K3, 16, 1, 1, "kda", H200) == pytest.approx(21.3, rel=0.02)
+    assert layer_floor_us(K3, 16, 8, 8, "kda", H200) == pytest.approx(46.4, rel=0.02)
+    assert step_floor_us(K3, 16, 8, 8, H200) == pytest.approx(4300, rel=0.03)
+    assert step_floor_us(K3, 16, 1, 1, H200) == pytest.approx(2000, rel=0.03)
+    assert layer_floor_us(K3, 16, 1, 1, "kda", H200, stock=True) > 1.8 * layer_floor_us(K3, 16, 1, 1, "kda", H200)
+
+
+def test_routing_that_is_not_uniform_is_told() -> None:
+    assert routing_fault(K3, 8, 120.3) is None
+    assert routing_fault(K3, 8, 118.2) is None
+    assert "100.0 distinct experts in the mean, 120.3" in (routing_fault(K3, 8, 100.0) or "")
+
+
+def test_verdicts() -> None:
+    bar = LAYER_BARS[8]
+    assert [Verdict(bar, got).word for got in (60.0, 65.0, 70.0, 85.0, 85.1)] == [
+        "aim",
+        "aim",
+        "closes",
+        "closes",
+        "missed",
+    ]
+
+    def layers(kda: float, launches: float, mla: float) -> dict[str, Any]:
+        return {"kda": {"us": kda, "launches": launches}, "mla": {"us": 80.0, "launches": mla}}
+
+    own = {"layers": layers(70.0, 7, 10), "step_us": 9000.0}
+    found = {"rows": [{"rows": 8, "backends": {"latency_specialized": own}, "ratios": {"kda layer": 1.5, "step": 2.5}}]}
+    assert [(one.bar.what, one.word) for one in verdicts(found)] == [
+        ("KDA MoE layer, 8 rows", "closes"), ("whole step, 8 rows", "missed"), ("launches of a KDA MoE layer", "aim"),
+        ("launches of an MLA MoE layer", "closes"),
+    ]  # fmt: skip
+    assert ratio_faults(found) == ["8 rows, kda layer: 1.50 times as fast as auto, at least 2 is wanted"]
+
+
+def test_a_part_of_the_layers_is_the_same_memory(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:
+    weights = pack(shard(tiny_tensors, tiny, tp=1, rank=0), tiny, tp=1, rank=0)
+    part = some_layers(weights, "mla", 2)
+    assert part.card.layer_kinds == ("mla", "mla")
+    assert part.layers[0] is weights.layers[2]
+    assert part.layers[1] is weights.layers[4]
+    kda = some_layers(weights, "kda", 2)
+    assert kda.card.layer_kinds == ("kda", "kda")
+    assert not kda.card.is_dense(0)
+    assert [kda.layers[0] is weights.layers[1], kda.layers[1] is weights.layers[3]] == [True, True]
+
+
+def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
+    weights = random_rank_weights(tiny, seed=0, dtype=torch.bfloat16, tp=2, rank=1)
+    comm, loads = StandIn(1, 2), [Load(1, 4, 8), Load(2, 1, 0)]
+    made: list[tuple[str, Load]] = []
+
+    def backend(name: str) -> Callable[[Load], AutoOperators]:
+        def make(load: Load) -> AutoOperators:
+            made.append((name, load))
+            peers = lone_peers(tiny, tp=2, rows=load.rows, device="cpu")
+            return AutoOperators(tiny, dtype=torch.bfloat16, device="cpu", peers=peers)
+
+        return make
+
+    ran: list[int] = []
+
+    def clock(run: Callable[[], None], samples: int) -> list[float]:
+        run()  # it works
+        ran.append(samples)
+        # every graph of auto takes ten us a rank in the queue, the other backend's two
+        return [float(len(ran) * (10 if len(ran) <= 10 else 2))] * samples
+
+    both = {"auto": backend("auto"), "latency_specialized": backend("latency_specialized")}
+    found = measure(weights, comm, loads, both, H200, timer=clock, samples=5)
+    assert made == [(name, load) for name in both for load in loads]
+    assert ran == [5] * 20  # two graphs of each kind and one of all layers, twice, for each backend
+    first = found["rows"][0]
+    assert (first["rows"], first["tokens_a_request"], first["context"]) == (4, 4, 8)
+    auto = first["backends"]["auto"]
+    assert auto["layers"]["kda"]["us"] == pytest.approx(10.0)  # (20 - 10) / (2 - 1)
+    assert [one["layers"] for one in auto["layers"]["mla"]["graphs"]] == [1, 3]
+    assert auto["layers"]["mla"]["us"] == pytest.approx((40 - 30) / 2)
+    assert auto["step_us"] == 50.0
+    assert auto["layers"]["kda"]["launches"] is None
+    assert first["ratios"]["kda layer"] == pytest.approx(5.0)
+    assert 1 <= auto["distinct_experts"] <= tiny.num_experts
+    assert found["rank"] == 1
+    render_bars(console(), {**found, "notes": ["n"], "verdicts": [], "faults": ["f"]})
+
+
+def test_distinct_experts_are_counted_layer_by_layer(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:
+    weights = pack(shard(tiny_tensors, tiny, tp=1, rank=0), tiny, tp=1, rank=0)
+    counting = Counting(AutoOperators(tiny, dtype=torch.float64, device="cpu"))
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).double()
+    for layer in weights.layers[1:3]:
+        ids, _, _ = counting.router(x, layer.mlp, SingleRank())  # type: ignore[arg-type]
+        assert counting.distinct[-1] == len(set(ids.flatten().tolist()))
+    assert counting.name == "auto"
+
+
+def test_the_bars_need_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+    assert command(["decode", "bars"]) == 2
+    assert "GPU" in capsys.readouterr().err
+    assert command(["decode", "bars", "--drafts", "9"]) == 2
+    assert "a step verifies 0 to 7 drafts" in capsys.readouterr().err
+    assert command(["decode", "plan", "--rows", "9", "--drafts", "7"]) == 2
+    assert "whole requests" in capsys.readouterr().err
+    assert command(["decode", "plan", "--rows", "16", "--drafts", "7", "--backend", "latency_specialized"]) == 0
+    text = capsys.readouterr().out
+    assert "--kind verify8" in text
+    assert "--kind bf16_verify8" in text
