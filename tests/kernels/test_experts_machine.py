@@ -37,6 +37,24 @@ class ExpertsMachine(Machine):
     flushes = False
     """Whether its tensor core takes subnormals for zeros."""
     multiplies = False
+    looks = 0
+    """At the clock, by a thread."""
+    late = 0
+    """Instructions of others for which block 0 stands still behind its dependency wait."""
+    left = -1
+
+    def execute(self, place: int, who: np.ndarray) -> None:
+        super().execute(place, who)
+        first = self.local == 0
+        self.left -= 1
+        if self.late and self.waited[first].all() and not self.stopped[first].any():
+            self.stopped[first], self.left, self.late = True, self.late, 0
+        if self.left == 0:
+            self.stopped[first] = False
+
+    def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
+        self.looks += len(who) if name == "%globaltimer" else 0
+        return super().get(name, who, kind)
 
     def do_mma(self, step: Step, who: np.ndarray, place: int) -> None:
         self.multiplies = True
@@ -169,13 +187,13 @@ class Launched:
     memory: Memory
     at: dict[str, int]
 
-    def run(self, seed: int, tick: int = 0, flushes: bool = False) -> ExpertsMachine:
+    def run(self, seed: int, tick: int = 0, flushes: bool = False, late: int = 0) -> ExpertsMachine:
         (launch,) = self.compiled.launches
         for one, (shape, _) in FAMILY.output_specs(self.problem).items():
             self.memory.data[self.at[one] : self.at[one] + 2 * math.prod(shape)] = 0xFF
         values = [self.live if arg.kind == "int32" else self.at.get(arg.name, 0) for arg in launch.args]
         machine = ExpertsMachine(self.text, self.memory.data, values, launch.threads, 1, launch.shared_bytes, seed=seed)
-        machine.tick, machine.flushes = tick, flushes
+        machine.tick, machine.flushes, machine.late = tick, flushes, late
         machine.run(0, launch.grid[0])
         assert self.memory.guards_hold()
         return machine
@@ -226,6 +244,17 @@ def test_blocks_that_wait_for_one_that_never_publishes_give_up_and_say_so(monkey
     report = read(made.memory.get("health").tolist())
     assert report is not None and report.phase is Phase.ROW and report.epoch in (1, 41)
     assert "a block of this GPU did not publish" in report.message()
+
+
+def test_waits_that_look_at_the_clock_before_their_limit_go_on(monkeypatch):
+    """At every poll in place of every thousandth, for a block that is late."""
+    monkeypatch.setattr(cute_parts, "POLLS_A_LOOK", 1)
+    made = launched(monkeypatch, *CASES["both experts, fewer rows than compiled for"])
+    machine = made.run(0, tick=1, late=12_000)
+    assert machine.looks > 0 and not made.memory.get("health").any()
+    for one, wanted in exact_outputs(made.problem, made.inputs).items():
+        got = torch.from_numpy(made.memory.get(one)).view(torch.bfloat16)[: made.live]
+        assert torch.equal(got.view(torch.int16), wanted[: made.live].view(torch.int16)), one
 
 
 @pytest.mark.parametrize("lifted", [0, 126])
