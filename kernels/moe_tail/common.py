@@ -15,7 +15,7 @@ from .family import MoeTail
 from .layout import ROW_SUM_BYTES, TILE, UNIT, WARPS, Cut
 
 MOST_ROWS = 64
-RESERVED_REGISTERS = 36
+RESERVED_REGISTERS = 30
 """Addresses, targets and the allocator's slack."""
 LEAST_REGISTERS = 128
 """A thread of a block of 512 has no more."""
@@ -128,7 +128,7 @@ def eps_constant(eps: float) -> float:
 
 def registers(shape: Cut, at_once: int) -> int:
     """Registers of a making block's thread: weights under way, beside them the packets of a round or the sums; and the rest."""
-    weights = 32 * shape.chunks_each
+    weights = 34 * shape.chunks_each  # and their address
     polled = 4 * (shape.rounds_at_once if shape.two_shot else 1)
     polled = max(polled, 4 * min(at_once, shape.tp))
     return weights + max(polled, 32 // shape.chunks_each) + RESERVED_REGISTERS

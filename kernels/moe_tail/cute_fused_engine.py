@@ -71,7 +71,7 @@ class CuteFusedEngine(Engine):
                     "whether every cluster sums all ranks' latents, or their owners do and send the sums",
                 ),
                 Param("rows_each", (1, 2, 4, 8), "rows that a finishing block takes, one after the other"),
-                Param("at_once", (4, 8), "ranks whose packets a lane polls in one round"),
+                Param("at_once", (4, 8, 16), "ranks whose packets a lane polls in one round"),
                 BACKOFF,
                 RELEASE,
                 K_ORDER,
@@ -116,7 +116,7 @@ class CuteFusedEngine(Engine):
 
         choices = [{**base, "split_k": split, "rows_each": each} for each in (1, 2, 4, 8) for split in (8, 4)]
         chosen = next((c for c in choices if fits(c)), base)
-        return {**chosen, "at_once": 8 if problem.tp > 4 and chosen["split_k"] == 8 else 4}
+        return {**chosen, "at_once": min(16, max(4, problem.tp)) if chosen["split_k"] == 8 else 4}
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""

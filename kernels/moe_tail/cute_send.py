@@ -26,59 +26,66 @@ def send_quad(line: list, within: Int32, words: list, epoch: Uint32):
 
 
 @cute.jit
-def asked(
+def planned(
     latent: Int64, share: Int64, latents_to: Int64, shares_to: Int64, task: Int32, rows: Int32, lane: Int32,
     T: cutlass.Constexpr,
 ):  # fmt: skip
-    """(two words of a lane, lines of whom they go to, row, column of the slot, whether latents, whether there is such a task).
+    """What a lane does of a task, all of it arithmetic: (address of its four values, of the line of whom they go to, of the first
+    line of the others that latents go to, byte in the slot in launches of even number and in the others, whether latents, whether
+    there is such a task).
 
     A row of a pass that is not live repeats the last one.
     """
     there = T.live_passes(rows) * T.pass_rows
     of_latents = T.latent_tasks(there)
     is_latent, exists = task < of_latents, task < T.tasks(there)
-    row, column, group = T.latent_task(task)
-    other_row, other_column = T.share_task(task - of_latents)
-    row = row if is_latent else other_row
-    row = row if exists else Int32(0)
-    column = (column if is_latent else other_column) + lane * 4
-    column = column if exists else lane * 4
-    source, width = cutlass.min(row, rows - 1), T.latent if is_latent else T.hidden
-    at = (latent if is_latent else share) + (Int64(source) * width + column) * 2
-    words = read(LOAD_QUAD, at, 2, [])
-    share_owner = column // T.shard
-    if cutlass.const_expr(T.two_shot):
-        latent_owner = column // T.shard_latents
-        lines = [(latents_to + latent_owner * 16) if is_latent else (shares_to + share_owner * 16)]
-        column = column - (latent_owner * T.shard_latents if is_latent else share_owner * T.shard)
-    else:
-        lines = [(latents_to + group * 16) if is_latent else (shares_to + share_owner * 16)]
-        for i in cutlass.range_constexpr(1, T.ranks_each):
-            lines.append(latents_to + (group + i * T.rank_groups) * 16)
-        column = column if is_latent else column - share_owner * T.shard
-    return words, [read(LOAD_TARGET, line, 4, []) for line in lines], row, column, is_latent, exists
+    at, line, more, even, odd = latent, latents_to, latents_to, Int32(0), Int32(0)
+    if is_latent:
+        row, first, group = T.latent_task(task)
+        column = first + lane * 4
+        at = latent + (Int64(cutlass.min(row, rows - 1)) * T.latent + column) * 2
+        if cutlass.const_expr(T.two_shot):
+            owner = column // T.shard_latents
+            width, within, whom = T.shard_latents, column - owner * T.shard_latents, owner
+        else:
+            width, within, whom = T.latent, column, group
+        line = latents_to + whom * 16
+        more = line
+        even, odd = T.within(width, 0, row, within), T.within(width, 1, row, within)
+    elif exists:
+        row, first = T.share_task(task - of_latents)
+        column = first + lane * 4
+        at = share + (Int64(cutlass.min(row, rows - 1)) * T.hidden + column) * 2
+        owner = column // T.shard
+        line = shares_to + owner * 16
+        even = T.within(T.shard, 0, row, column - owner * T.shard)
+        odd = T.within(T.shard, 1, row, column - owner * T.shard)
+    return at, line, more, even, odd, is_latent, exists
 
 
 @cute.jit
-def send(
-    latent: Int64, share: Int64, latents_to: Int64, shares_to: Int64, number: Int32, rows: Int32, lane: Int32, epoch: Uint32,
-    claim: Uint32, block: Int32,
-    T: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+def asked(plan: list, T: cutlass.Constexpr):
+    """A lane's four values in two words, and the lines of whom they go to; of the shared expert's the first line alone counts."""
+    words = read(LOAD_QUAD, plan[0], 2, [])
+    lines = [read(LOAD_TARGET, plan[1], 4, [])]
+    for i in cutlass.range_constexpr(1, T.ranks_each):
+        lines.append(read(LOAD_TARGET, plan[2] + i * (T.rank_groups * 16), 4, []))
+    return words, lines
+
+
+@cute.jit
+def send_planned(
+    plans: list, epoch: Uint32, claim: Uint32, block: Int32, T: cutlass.Constexpr, JITTER: cutlass.Constexpr
 ):  # fmt: skip
-    """What warp ``number`` of the making blocks sends: latents first. Nothing once a wait has given up."""
-    warps = T.making * 16
-    width = T.shard_latents if cutlass.const_expr(T.two_shot) else T.latent
-    for first in cutlass.range(0, T.turns, T.tasks_ahead, unroll=1):
-        found = [
-            asked(latent, share, latents_to, shares_to, number + (first + i) * warps, rows, lane, T)
-            for i in range(min(T.tasks_ahead, T.turns))
-        ]
-        pause(JITTER, epoch, block * 64 + 40 + first)
-        for words, lines, row, column, is_latent, exists in found:
-            parity = Int32(epoch & Uint32(1))
-            within = T.within(width if is_latent else Int32(T.shard), parity, row, column)
-            if exists and claim == Uint32(0):
-                send_quad(lines[0], within, words, epoch)
-                if is_latent:
-                    for line in lines[1:]:
-                        send_quad(line, within, words, epoch)
+    """Everything that is read for some tasks asked for together; then sent. Nothing once a wait has given up."""
+    found = [asked(plan, T) for plan in plans]
+    pause(JITTER, epoch, block * 64 + 40)
+    for i in cutlass.range_constexpr(len(plans)):
+        words, lines = found[i]
+        _, _, _, even, odd, is_latent, exists = plans[i]
+        within = odd if epoch & Uint32(1) != Uint32(0) else even
+        if exists and claim == Uint32(0):
+            send_quad(lines[0], within, words, epoch)
+            if is_latent:
+                for line in lines[1:]:
+                    send_quad(line, within, words, epoch)

@@ -9,7 +9,7 @@ from cutlass.cute import arch
 from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
 from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
-from .cute_send import send, send_quad
+from .cute_send import planned, send_planned, send_quad
 from .cute_sum import LOAD_TWO, STORE_TWO, own_latents, sum_latents, sum_share
 
 LOAD_FOUR = "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];"
@@ -143,6 +143,12 @@ def make_pass(
 ):  # fmt: skip
     """One pass of rows: ``places`` are what :attr:`.layout.Cut.making_bytes` names."""
     x_at, sums_at, squares_at, shares_at, gamma_at, pushed_at = places
+    if cutlass.const_expr(T.share_first):  # noqa: SIM102, compiled in or not, then asked at run time
+        if warp >= 14:
+            sum_share(
+                mailboxes[1], shares_at, 0, cluster * 64 + part * T.own, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T,
+                JITTER,
+            )  # fmt: skip
     row0, half, phase = turn * T.pass_rows, turn % 2, turn // 2 % 2
     column = cluster * 64 + part * T.own
     sum_latents(
@@ -155,7 +161,7 @@ def make_pass(
         arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
         pause(JITTER, epoch, block * 64 + 47)
         push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
-    else:
+    elif cutlass.const_expr(not T.share_first):
         sum_share(
             mailboxes[1], shares_at, row0, column, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T, JITTER
         )  # fmt: skip
@@ -202,6 +208,12 @@ def make_columns(
         "ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2];",
         norm + (part * T.span + cutlass.min(place, T.span // 4 - 1) * 4) * 2, 2, [],
     )  # fmt: skip
+    # neighbouring warps in different blocks: all blocks have as much to send
+    number = warp * T.making + block
+    ahead = min(T.tasks_ahead, T.turns)
+    plans = [
+        planned(latent, share, latents_to, shares_to, number + i * (T.making * 16), rows, lane, T) for i in range(ahead)
+    ]
     if t == 0:
         for i in cutlass.range_constexpr(2):
             arch.mbarrier_init(bars + i, 1)
@@ -214,15 +226,21 @@ def make_columns(
 
     epoch = epoch_of(counter, block)
     (claim,) = read(LOAD_WORD, health, 1, [])
-    # neighbouring warps in different blocks: all blocks have as much to send
-    number = warp * T.making + block
-    send(latent, share, latents_to, shares_to, number, rows, lane, epoch, claim, block, T, JITTER)
-    # each thread's own place, for all passes
-    arch.inline_ptx(STORE_TWO, read_only_args=[places[4] + t * 8, *gamma])
+    send_planned(plans, epoch, claim, block, T, JITTER)
+    for begin in cutlass.range(ahead, T.turns, ahead, unroll=1):
+        more = [
+            planned(
+                latent, share, latents_to, shares_to, number + (begin + i) * (T.making * 16), rows, lane, T
+            )
+            for i in range(ahead)
+        ]  # fmt: skip
+        send_planned(more, epoch, claim, block, T, JITTER)
     at_once = min(T.tp, AT_ONCE)
     if cutlass.const_expr(T.two_shot):
         own_latents(latents, totals_to, number, rows, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER)
     arch.cluster_wait()
+    # each thread's own place, for all passes; behind the barrier, or the compiler waits for these words before it sends
+    arch.inline_ptx(STORE_TWO, read_only_args=[places[4] + t * 8, *gamma])
     mailboxes = [totals if cutlass.const_expr(T.two_shot) else latents, shares]
     if cutlass.const_expr(T.passes == 1):
         make_pass(

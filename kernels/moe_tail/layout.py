@@ -156,6 +156,14 @@ class Cut:
         """Quads of a row of the shared expert that a block adds up."""
         return self.own // QUAD
 
+    @property
+    def share_first(self) -> bool:
+        """Whether the shared expert is added up before the latents: its packets come a hand-over before owners' sums, or its warps
+        have no latents to sum. Where there are several passes it is not, for its place is read until a pass has ended.
+        """
+        idle = MMA_WARPS // self.row_warps >= self.pass_rows
+        return self.passes == 1 and (self.two_shot or idle)
+
     # what the blocks of a cluster send each other
     @property
     def packet_words(self) -> int:
