@@ -13,6 +13,7 @@ from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
 from .decode_replay import replay_command, traffic_command
+from .decode_trace import traced_differences
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
 from .output import Json, emit
 
@@ -216,7 +217,10 @@ def run_command(
         report = run(card, options, bundle=loaded, progress=told, record=recording)
     if report.rank == 0 or rank is not None:  # of torchrun's processes one prints
         emit(report.to_json(), as_json, render_run)
-    if not report.ok:
+    differ = traced_differences(trace, report.planned_here, len(report.graph_step_ns or ())) if trace else []
+    for line in differ:
+        typer.echo(f"{trace} against the plan: {line}", err=True)
+    if differ or not report.ok:
         raise typer.Exit(1)
 
 

@@ -189,14 +189,26 @@ def render_run(console: Console, data: Data) -> None:
         _say(console, f"eager step: {data['step_ns_median'] / 1e6:.3f} ms (median, wall time)")
     if data["graph_step_ns"]:
         verdict = "the same tokens" if data["graph_agrees"] else "OTHER TOKENS"
+        clock = "wall time: verify, accept, inject, draft" if data["speculation"] else "device time"
         _say(
             console,
-            f"graph step: {data['graph_step_ns_median'] / 1e6:.3f} ms (median, device time), {verdict} as eager",
+            f"graph step: {data['graph_step_ns_median'] / 1e6:.3f} ms (median, {clock}), {verdict} as eager",
         )
+    if made := data["launches"]:
+        _say(
+            console,
+            f"captured step: {counted(made['kernels'], 'kernel')}, {made['tuned']} of them tuned, {made['planned']} planned",
+        )
+        for line in made["differences"]:
+            _say(console, f"  against the plan: {line}")
+    for one in (data["backend_steps"] or {}).get("fallbacks", []):
+        _say(console, f"  auto ran {counted(one['count'], 'step')}: {one['reason']}; {one['cure']}")
     if told := data["speculation"]:
         mean = f", {told['mean_tokens_a_step']:.2f} tokens a step" if told["mean_tokens_a_step"] else ""
         drafter = f"drafter {told['drafter']} ({told['drafter_weights']} weights)"
         _say(console, f"{told['acceptance']}; {counted(told['drafts'], 'draft')} a step by {drafter}{mean}")
+        if told.get("drafter_ns"):
+            _say(console, f"drafting a block alone: {told['drafter_ns'] / 1e6:.3f} ms")
         for one in (told["backend_steps"] or {}).get("fallbacks", []):
             _say(console, f"  auto ran {counted(one['count'], 'step')}: {one['reason']}; {one['cure']}")
     where = "process, its ranks together" if data["device"] == "cpu" else "GPU"

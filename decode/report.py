@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class RunReport:
     trace: Path | None
     unused: tuple[Unused, ...] = ()
     """Entries of the bundle that nothing launches."""
+    launches: dict[str, Any] | None = None
+    """Of the captured step: tuned kernels found and planned, all kernels, and where they differ."""
+    planned: dict[str, int] = field(default_factory=dict)
+    """Launches a step of every tuned kernel."""
     backend_steps: dict[str, Any] | None = None
     """Steps that the specialised backend served, and why it left the others to auto."""
     rank: int = 0
@@ -56,8 +60,13 @@ class RunReport:
 
     @property
     def ok(self) -> bool:
-        """False where the graph gave other tokens."""
-        return self.graph_agrees is not False
+        """False where the graph gave other tokens, or launches other tuned kernels than planned."""
+        return self.graph_agrees is not False and not (self.launches or {}).get("differences")
+
+    @property
+    def planned_here(self) -> dict[str, int]:
+        """Launches a step of every tuned kernel, none where the scope left the step to ``auto``."""
+        return self.planned if self.launches and self.launches["planned"] else {}
 
     def to_json(self) -> dict[str, Any]:
         """The report as data; times in integer nanoseconds."""
@@ -71,7 +80,7 @@ class RunReport:
             "graph_step_ns": self.graph_step_ns,
             "graph_step_ns_median": median(self.graph_step_ns) if self.graph_step_ns else None,
             "graph_agrees": self.graph_agrees, "speculation": self.speculation,
-            "rank": self.rank, "backend_steps": self.backend_steps,
+            "rank": self.rank, "backend_steps": self.backend_steps, "launches": self.launches,
             "tuned": [
                 {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
                 for one in self.tuned

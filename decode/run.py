@@ -17,7 +17,7 @@ from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose, without_
 from .cures import model_word
 from .group import NO_LINK, Group, join
 from .memory import check_memory, peak_memory, watch_memory
-from .plan import AUTO_NOTE, TUNED_FAMILIES
+from .plan import AUTO_NOTE, TUNED_FAMILIES, plan
 from .report import RunReport
 from .run_options import RunOptions, label
 from .run_places import Progress, known_gpu, run_cpu, run_gpu
@@ -59,6 +59,17 @@ def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | No
     if device.card is None:
         return without_gpu(wanted, f"no GPU card for {device.name}", "add its card to kernels/gpu_cards.py")
     return wanted
+
+
+def _planned(
+    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], gpu: str, bundle: Finder | None
+) -> dict[str, int]:
+    """Launches a step of every tuned kernel that can be launched here, known before anything is."""
+    if not any(isinstance(one, Tuned) for one in choices):
+        return {}
+    form = StepForm(options.drafts + 1, context=options.context)
+    made = plan(card, tp=options.tp, rows=options.step_rows, backend=options.backend, bundle=bundle, gpu=gpu, form=form)
+    return made.tuned_kernels()
 
 
 def _head(
@@ -143,8 +154,9 @@ def _run(
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
+    planned = _planned(card, options, choices, known_gpu(options, device), bundle)
     decoded = (
-        run_gpu(card, options, choices, group, say, recorder, bundle)
+        run_gpu(card, options, choices, group, say, recorder, bundle, planned)
         if group and device
         else run_cpu(card, options, say, group)
     )
@@ -152,6 +164,8 @@ def _run(
         head=_head(options, wanted, device, group),
         rank=group.rank if group else 0,
         backend_steps=decoded.backend_steps,
+        launches=decoded.launches,
+        planned=planned,
         model=card.name,
         tp=options.tp,
         ranks=decoded.ranks,

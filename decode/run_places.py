@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,19 +11,16 @@ from ..kernels import ModelCard
 from ..kernels.device import Device
 from .choices import Choice, Finder
 from .run_options import RunOptions
-from .scope import StepShape, here
+from .scope import StepShape
 
 if TYPE_CHECKING:
     import torch
 
     from ..kernels.collectives import Collectives
-    from .auto import AutoOperators
     from .caches import DecodeCache
-    from .dispatch import Dispatcher
     from .greedy import Decoded, Prepare
     from .group import Group
     from .operators import Operators
-    from .scope import Scope
     from .speculate_run import Speculated
     from .weights import RankWeights
 
@@ -48,6 +45,8 @@ class Outcome:
     operators: str
     weight_bytes: int
     speculation: dict[str, Any] | None = None
+    launches: dict[str, Any] | None = None
+    """Of the captured step, against the plan."""
     backend_steps: dict[str, Any] | None = None
     """Steps that the specialised backend served, and why it left the others to auto."""
 
@@ -89,6 +88,7 @@ class _Made:
     eager: Decoded
     graph: Decoded | None
     told: dict[str, Any]
+    kernels: list[str]
 
 
 def _speculated(
@@ -100,7 +100,7 @@ def _speculated(
 
     made: Speculated = speculate(weights, options, prompts, comm, operators, say, **more)
     graph = Decoded(made.graph_tokens, made.graph_step_ns) if made.graph_tokens is not None else None
-    return _Made(Decoded(made.tokens, made.step_ns), graph, made.told)
+    return _Made(Decoded(made.tokens, made.step_ns), graph, made.told, made.kernels)
 
 
 def run_cpu(card: ModelCard, options: RunOptions, say: Progress, group: Group | None = None) -> Outcome:
@@ -168,56 +168,6 @@ def _same_tokens(group: Group, decoded: Decoded) -> None:
             raise RuntimeError(f"ranks disagree: rank {rank} chose other tokens than rank {group.rank}")
 
 
-@dataclass(frozen=True)
-class _Backend:
-    """Both operators of a GPU rank, and what decides between them."""
-
-    auto: AutoOperators
-    used: AutoOperators
-    """Those of the backend that was asked for."""
-    scope: Scope | None
-    """None for ``auto``."""
-
-    def dispatcher(self, weights: RankWeights, cache: DecodeCache, comm: Collectives, options: RunOptions, say: Progress, **more: Any) -> Dispatcher:  # fmt: skip
-        from .dispatch import Dispatcher
-
-        return Dispatcher(
-            weights, cache, comm, auto=self.auto, specialized=(lambda _rows: self.used) if self.scope else None,
-            scope=self.scope, backend=options.backend, chunk=options.chunk, say=lambda line: say(line, 0, 1), **more,
-        )  # fmt: skip
-
-    def check(self) -> None:
-        self.used.check()
-
-    def of(self, shape: StepShape) -> AutoOperators:
-        """The operators of a step, as the scope judges it."""
-        return self.auto if self.scope is None or self.scope.judge(shape) else self.used
-
-
-def _backend(
-    card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], weights: RankWeights, group: Group,
-    bundle: Finder | None,
-) -> _Backend:  # fmt: skip
-    """Operators on this GPU; what all ranks can do is agreed on here, before anything waits."""
-    from .auto import AutoOperators
-    from .lone import lone_peers
-    from .scope import agree, group_scope
-
-    where: dict[str, Any] = {"dtype": weights.dtype, "device": weights.device}
-    peers = lone_peers(card, tp=options.tp, rows=options.step_rows, device=weights.device) if group.alone else None
-    auto = AutoOperators(card, **where, peers=peers)
-    if options.backend == "auto":
-        return _Backend(auto, auto, None)
-    from .tuned import TunedOperators
-
-    assert group.device
-    mine = here(card, group.device, bundle, tp=options.tp, graph_rows=options.step_rows)
-    scope = agree(mine, group.host) if group.host else group_scope([mine])
-    tuned = TunedOperators(card, choices, **where, transport=group.transport, peers=peers)
-    tuned.take(weights)
-    return _Backend(auto, tuned, scope)
-
-
 def run_gpu(
     card: ModelCard,
     options: RunOptions,
@@ -226,6 +176,7 @@ def run_gpu(
     say: Progress,
     recorder: AbstractContextManager[object] | None,
     bundle: Finder | None = None,
+    planned: Mapping[str, int] | None = None,
 ) -> Outcome:
     """This process' rank on its GPU: eagerly, then from a captured graph; ``recorder`` sees the graph's replays.
 
@@ -237,11 +188,15 @@ def run_gpu(
         say: is told how far it is.
         recorder: what records a device trace, or None.
         bundle: what the choices were made from.
+        planned: launches a step of every tuned kernel.
     """
     import torch
 
+    from .backends import backend_of
     from .caches import DecodeCache
+    from .graphs import kernel_names
     from .greedy import GraphDecoder, decode_dispatched
+    from .launches import counted
     from .prefill import fill_context
     from .random_weights import random_rank_weights, random_weights
     from .ranges import profiler_range
@@ -259,13 +214,14 @@ def run_gpu(
         )  # fmt: skip
     part = weights.embed.shape[0]
     prompts = _prompts(options, part, where, group.rank * part) if group.alone else _prompts(options, card.vocab_size, where)  # fmt: skip
-    backend = _backend(card, options, choices, weights, group, bundle)
+    backend = backend_of(card, options, choices, weights, group, bundle)
     if options.drafts:
         made = group.together("decoding with drafts", lambda: _speculated(
             weights, options, prompts, comm, backend.auto, say, scope=backend.scope,
             specialized=(lambda _rows: backend.used) if backend.scope else None, captured=True, recorder=recorder,
         ))  # fmt: skip
-        return Outcome(made.eager, made.graph, group.words, backend.used.name, weights.bytes, made.told)
+        launches = counted(backend.planned(planned, options), made.kernels) if made.kernels else None
+        return Outcome(made.eager, made.graph, group.words, backend.used.name, weights.bytes, made.told, launches)
     sizes: dict[str, Any] = {
         "tp": options.tp, "max_requests": options.rows, "max_context": options.context, "dtype": dtype, "device": where,
         "block_size": BLOCK_SIZE, "padding": True,
@@ -283,7 +239,7 @@ def run_gpu(
     prepare = _preparation(options, weights, cache, prompts, comm, say)
     operators = backend.of(StepShape((0,) * options.rows))
 
-    def replayed() -> Decoded:
+    def replayed() -> tuple[Decoded, list[str]]:
         decoder = GraphDecoder(weights, cache, options.rows, operators, comm, prepare)
         graph = decoder.decode(prompts[:, -1], options.tokens)
         say("graph step", options.tokens, options.tokens)
@@ -291,9 +247,10 @@ def run_gpu(
             with recorder:
                 decoder.decode(prompts[:, -1], options.tokens)
         decoder.close()
-        return graph
+        return graph, kernel_names(decoder.capture.graphs[0])
 
-    graph = group.together("captured steps", replayed)
+    graph, names = group.together("captured steps", replayed)
     _same_tokens(group, graph)
     tally = dispatcher.tally.to_json() if backend.scope else None
-    return Outcome(eager, graph, group.words, backend.used.name, weights.bytes, backend_steps=tally)
+    launches = counted(backend.planned(planned, options), names)
+    return Outcome(eager, graph, group.words, backend.used.name, weights.bytes, None, launches, tally)

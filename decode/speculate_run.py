@@ -21,6 +21,7 @@ from .dspark.card import K3_DSPARK, SMALL_DSPARK, DraftCard
 from .dspark.decoder import SpeculativeDecoder
 from .dspark.drafter import Drafter
 from .dspark.weights import DraftWeights, load_draft, random_rank_draft
+from .graphs import kernel_names
 from .operators import Operators
 from .prefill import fill_context
 from .ranges import profiler_range
@@ -47,7 +48,9 @@ class Speculated:
     graph_tokens: list[list[int]] | None = None
     """Of the captured loop."""
     graph_step_ns: list[int] = field(default_factory=list)
-    """Its times: draft, verify, accept; device times on a GPU."""
+    """Its times, by the host's clock: draft, verify, accept."""
+    kernels: list[str] = field(default_factory=list)
+    """Of its graph; empty where none was captured."""
 
 
 def fitted_card(target: ModelCard) -> DraftCard:
@@ -154,8 +157,8 @@ def speculate(
     del told["tokens"]
     if looped is None:
         return Speculated(eager, times, told)
-    tokens, graph_ns, told["drafter_ns"] = looped
-    return Speculated(eager, times, told, tokens, graph_ns)
+    tokens, graph_ns, told["drafter_ns"], kernels = looped
+    return Speculated(eager, times, told, tokens, graph_ns, kernels)
 
 
 def _looped(
@@ -164,8 +167,8 @@ def _looped(
     dispatcher: Dispatcher,
     prepare: Callable[[Sequence[int]], None],
     recorder: AbstractContextManager[object] | None,
-) -> tuple[list[list[int]], list[int], int]:
-    """The same requests from a captured loop: tokens, times of the steps, and the median of a block's drafting alone."""
+) -> tuple[list[list[int]], list[int], int, list[str]]:
+    """The same requests from a captured loop: tokens, times of the steps, the median of a block's drafting alone, kernels."""
     cache, drafter, device = dispatcher.cache, decoder.drafter, dispatcher.weights.device
     seeds = [one.seed for one in decoder.requests]
     again = SpeculativeDecoder(
@@ -202,4 +205,5 @@ def _looped(
         while min(len(one.tokens) for one in requests) < options.tokens:
             with profiler_range(f"decode step {len(times)}"):
                 times.append(timed(one_step))
-    return [one.tokens[: options.tokens] for one in requests], times, int(statistics.median(drafting))
+    names = kernel_names(graphs.capture.graphs[-1]) if graphs.capture.graphs else []
+    return [one.tokens[: options.tokens] for one in requests], times, int(statistics.median(drafting)), names
