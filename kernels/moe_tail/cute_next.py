@@ -54,7 +54,7 @@ def in_words(values: list):
 
 @cute.jit
 def finish_row(
-    prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, kept_at: Int32,
+    prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, fresh: list, kept_at: Int32,
     row_at: list, row: Int32, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
@@ -65,6 +65,8 @@ def finish_row(
     for i in cutlass.range_constexpr(T.saved):
         one = cutlass.min(Int32(i), saved - 1)
         sources.append(sixteen(LOAD_X, blocks + Int64(one) * (T.rows * T.hidden * 2) + at))
+    for i in cutlass.range_constexpr(len(fresh) // 4):
+        arch.inline_ptx(STORE_OWN, read_only_args=[kept_at + 16 * i, *fresh[4 * i : 4 * i + 4]])
     mix, total, largest = mix_of_saved(
         sources,
         saved,
@@ -122,17 +124,20 @@ def finish_rows(
         release(JITTER, block * 64 + 16 + unit)
     arch.sync_threads()
     arch.griddepcontrol_wait()
-    # each lane's own place: out of the way of the saved blocks' words
-    kept_at = memory.toint() + t * 96
-    for place, words in enumerate((gamma, query, norm)):
-        for i in cutlass.range_constexpr(2):
-            arch.inline_ptx(STORE_OWN, read_only_args=[kept_at + (32 * place + 16 * i), *words[4 * i : 4 * i + 4]])
     epoch = epoch_of(counter, block)
-    if unit < T.units:
-        for row in cutlass.range(block - T.making, rows, T.finishing, unroll=1):
-            finish_row(
-                prefix, blocks, prefix_out, next_input, deltas, kept_at, row_at, row, saved, unit, lane, epoch, health,
-                block, T, EPS, BACKOFF, JITTER,
-            )  # fmt: skip
+    # weights go to each lane's own place, out of the way of the saved blocks' words, but after these are asked for
+    kept_at, fresh = memory.toint() + t * 96, [*gamma, *query, *norm]
+    first = block - T.making
+    if unit < T.units and first < rows:
+        finish_row(
+            prefix, blocks, prefix_out, next_input, deltas, fresh, kept_at, row_at, first, saved, unit, lane, epoch, health,
+            block, T, EPS, BACKOFF, JITTER,
+        )  # fmt: skip
+        if cutlass.const_expr(T.finishing < T.rows):
+            for row in cutlass.range(first + T.finishing, rows, T.finishing, unroll=1):
+                finish_row(
+                    prefix, blocks, prefix_out, next_input, deltas, [], kept_at, row_at, row, saved, unit, lane, epoch,
+                    health, block, T, EPS, BACKOFF, JITTER,
+                )  # fmt: skip
     arch.sync_threads()
     return epoch

@@ -168,7 +168,8 @@ def make_pass(
     line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
     # waits of the cluster end: each block pushes, since all its other waits end
     arch.mbarrier_wait(bars + half, phase)
-    arch.sync_threads()
+    if cutlass.const_expr(not T.share_first):
+        arch.sync_threads()
     if cutlass.const_expr(T.passes > 2):  # noqa: SIM102, compiled in or not, then asked at run time
         if t == 0 and turn + 2 < T.live_passes(rows):
             arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
