@@ -17,6 +17,13 @@ SIMPLE = {
 }  # fmt: skip
 
 
+def canonical(result: np.ndarray) -> np.ndarray:
+    """FP32 results as the hardware has them: every NaN that arithmetic gives is this one, whatever went in."""
+    if result.dtype == np.float32:
+        result = np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32)).view(np.float32)
+    return result
+
+
 class Operands(ABC):
     """Where a machine's operands are: see :class:`.ptx_machine.Machine`."""
 
@@ -62,7 +69,7 @@ class Arithmetic(Operands):
                 result = SIMPLE[step.name[0]](self.flag(step.args[1], who), self.flag(step.args[2], who))
             else:
                 result = SIMPLE[step.name[0]](*(self.get(arg, who, kind) for arg in step.args[1:3]))
-        self.put(step.args[0], who, result)
+        self.put(step.args[0], who, canonical(result))
 
     do_add = do_sub = do_and = do_or = do_xor = do_min = do_max = binary
 
@@ -102,7 +109,7 @@ class Arithmetic(Operands):
         first, second = (self.get(arg, who, kind) for arg in step.args[1:3])
         if kind == "f32":
             with np.errstate(all="ignore"):
-                self.put(step.args[0], who, first * second)
+                self.put(step.args[0], who, canonical(first * second))
             return
         bits = np.dtype(DTYPES[kind]).itemsize * 8
         wide = [int(a) * int(b) for a, b in zip(first, second, strict=True)]
@@ -121,21 +128,22 @@ class Arithmetic(Operands):
         kind = step.name[-1]
         first, second, third = (self.get(arg, who, kind) for arg in step.args[1:4])
         with np.errstate(all="ignore"):
-            self.put(step.args[0], who, first * second + third)
+            self.put(step.args[0], who, canonical(first * second + third))
 
     def do_fma(self, step: Step, who: np.ndarray) -> None:
         a, b, c = (self.get(arg, who, "f32").astype(np.longdouble) for arg in step.args[1:4])
         with np.errstate(all="ignore"):
-            self.put(step.args[0], who, (a * b + c).astype(np.float32))
+            self.put(step.args[0], who, canonical((a * b + c).astype(np.float32)))
 
     def do_div(self, step: Step, who: np.ndarray) -> None:
         assert step.name[1:] == ("rn", "f32")
         with np.errstate(all="ignore"):
-            self.put(step.args[0], who, self.get(step.args[1], who, "f32") / self.get(step.args[2], who, "f32"))
+            result = self.get(step.args[1], who, "f32") / self.get(step.args[2], who, "f32")
+        self.put(step.args[0], who, canonical(result))
 
     def do_rcp(self, step: Step, who: np.ndarray) -> None:
         with np.errstate(all="ignore"):
-            self.put(step.args[0], who, np.float32(1) / self.get(step.args[1], who, "f32"))
+            self.put(step.args[0], who, canonical(np.float32(1) / self.get(step.args[1], who, "f32")))
 
     def do_setp(self, step: Step, who: np.ndarray) -> None:
         first, second = (self.get(arg, who, step.name[-1]) for arg in step.args[1:3])
