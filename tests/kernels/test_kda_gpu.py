@@ -92,11 +92,11 @@ def test_a_state_that_nothing_changes_is_copied_to_the_bit(device, rows, kind):
 
 
 IN_PLACE = [
-    (4, 4, "plain", [[2, 2], [0, 4], [5, -1], [3, 3]], {}),
+    (4, 4, "plain", [[2, 2], [0, 4], [5, 0], [3, 3]], {}),
     (4, 3, "plain", [[2, 2], [0, 4], [5, 6], [3, 3]], {"parts": 2, "together": 3, "lanes": 8, "depth": 2, "release": "entry"}),
     (2, 2, "plain", [[3, 3], [1, 1]], {}),
     (8, 8, "verify8", [[3, 1, 2, 3, 4, 5, 6, 7, 8]], {}),
-    (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 6, 0, 8]], {}),
+    (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], {}),
     (4, 4, "verify4", [[-7, 1, 2, 3, 4]], {}),
 ]  # fmt: skip
 

@@ -51,8 +51,8 @@ def test_equals_the_twin_on_the_interpreter_and_a_cache_in_place_and_padded():
     """In one process, with the interpreter on."""
     cases = [(3, "plain"), (6, "verify3"), (8, "verify8")]
     pools = [
-        (4, 3, "plain", [[2, 2], [0, 4], [5, -1], [3, 3]]),
-        (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 6, 0, 8]]),
+        (4, 3, "plain", [[2, 2], [0, 4], [5, 0], [3, 3]]),
+        (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]]),
     ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
