@@ -127,11 +127,12 @@ def weigh(
         score = score if there else Float32(-float("inf"))
         top = over_sources(score, True)
         weight = unary(EXP2, (score - top) * LOG2E)
-        weight = weight * unary(RCP, over_sources(weight, False))
         across = Float32(0.0)
         for other in cutlass.range_constexpr(SOURCES):
             across += arch.shuffle_sync(weight, other) * row[other]
-        square = over_sources(weight * across, False)
+        # the form of weights that are not yet divided by their sum: so neither sum waits for the other
+        square, share = over_sources(weight * across, False), unary(RCP, over_sources(weight, False))
+        weight, square = weight * share, square * share * share
         # rounding alone may take the square of a mix of opposite sources below zero
         square = square if square >= 0.0 else square * 0.0
     else:
