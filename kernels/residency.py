@@ -133,6 +133,9 @@ def even_bytes(launch: Launch, function: Any, config_of: Callable[[int], Any]) -
     such a pair ends late: 24 us became 26 on an H200 (``blocks_spread_behind_a_predecessor`` in the probes of the
     attention projection). Shared memory that nothing uses keeps a second one off.
 
+    Blocks of one warp without shared memory that wait for no other are left alone: they are to run beside another
+    kernel's, whose SM has no such memory to spare.
+
     Args:
         launch: the kernel's, with the shared memory it needs.
         function: the loaded ``CUfunction``.
@@ -141,6 +144,8 @@ def even_bytes(launch: Launch, function: Any, config_of: Callable[[int], Any]) -
     Raises:
         RuntimeError: the driver does not answer.
     """
+    if launch.threads <= 32 and not launch.shared_bytes and not concerned(launch):
+        return 0
     room = _shared_memory(launch, function)
     as_it_is = room_on_gpu(launch, function, config_of(launch.shared_bytes)).blocks
     for layers in range(1, MOST_LAYERS + 1):

@@ -180,7 +180,9 @@ class Chain:
                 tensors = [each[number] for each in self.copies]
                 ranges = table(in_order(weights_behind(self.chain, tensors), config), config)
                 if runner is None:
-                    runner = Runner(compile_prefetch(len(ranges), config, arch))
+                    # where it is the first on an SM, it leaves the experts their shared memory
+                    made_for = compile_prefetch(len(ranges), config, arch)
+                    runner = Runner(made_for, carveout=self.runners[0].carveout)
                 prefetch = runner.bind({"ranges": ranges})
             steps = [
                 call for before, bound in zip(self.before, self.bound, strict=True) for call in (before, bound[number])

@@ -182,6 +182,15 @@ def test_what_other_limits_spread_is_left_alone(driver):
     assert even_bytes(one, None, lambda size: size) == 1000
 
 
+def test_a_warp_that_runs_beside_another_kernel_takes_no_shared_memory(driver):
+    """The prefetch beside the experts: padded, it would wait for an empty SM, and they for its end."""
+    beside = dataclasses.replace(launch(8), block=(32, 1, 1), shared_bytes=0)
+    assert even_bytes(beside, None, lambda size: size) == 0
+    for other in ({"block": (64, 1, 1)}, {"shared_bytes": 100}, {"needs_residency": True}):
+        padded = even_bytes(dataclasses.replace(beside, **other), None, lambda size: size)
+        assert padded == padded_bytes(1, PER_SM, PER_BLOCK, RESERVED, 0)
+
+
 def test_a_driver_that_does_not_say_how_much_there_is(driver, monkeypatch):
     import cuda.bindings.driver as real
 
