@@ -31,7 +31,7 @@ class Delayed:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._operators, name)
-        if name.startswith("_") or not callable(found) or name == "check":
+        if name.startswith("_") or not callable(found) or name in ("check", "take"):
             return found
 
         def late(*args: Any, **more: Any) -> Any:

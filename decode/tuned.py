@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import InputError, ModelCard
-from ..kernels.collectives import Collectives, SingleRank, StandIn
+from ..kernels.collectives import Collectives, LoopbackGroup, SingleRank, StandIn
 from ..kernels.health import check_health
 from ..kernels.launch import Runner
 from ..kernels.transports import Loopback, Transport
@@ -102,7 +102,7 @@ class TunedOperators(AutoOperators):
             InputError: this rank was set up alone, and the group is a real one.
         """
         found = self._kernels.get((family, kind))
-        if found and comm and self._alone and not isinstance(comm, SingleRank | StandIn):
+        if found and comm and self._alone and not isinstance(comm, SingleRank | StandIn | LoopbackGroup):
             raise InputError(f"a group of {comm.size} ranks needs a transport; these kernels were set up for one alone")
         return found
 

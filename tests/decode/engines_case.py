@@ -1,0 +1,59 @@
+"""Real kernels of every family for a step, untuned: each family's default engine and config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from k3lab.decode.bindings import step_kind
+from k3lab.decode.choices import STEP_FAMILIES, Tuned, model_families
+from k3lab.decode.sequence import forms, tuned_launches
+from k3lab.decode.stock import AFTER_LAYERS, BEFORE_LAYERS, stock_layer
+from k3lab.kernels import K3, ModelCard, family
+from k3lab.kernels.gpu_cards import GPU_CARDS
+
+
+def five_layers(experts: int = 896, vocabulary: int = 16384) -> ModelCard:
+    """K3's widths: a dense layer, KDA and MLA, a block saved every two layers."""
+    return replace(
+        K3, name="five-k3", num_hidden_layers=5, mla_layers=(2, 4), vocab_size=vocabulary, num_experts=experts,
+        attn_res_block_size=2, max_position_embeddings=4096, bos_token_id=vocabulary - 4, eos_token_id=vocabulary - 3,
+        pad_token_id=vocabulary - 1,
+    )  # fmt: skip
+
+
+def engine_entries(
+    card: ModelCard, *, tp: int, rows: int, q_len: int, arch: str, gpu: str = "H200", jitter: int = 0
+) -> tuple[list[Tuned], list[str]]:
+    """Choices as a bundle would give them, and why families have none."""
+    chosen, without = [], []
+    for name, kind in model_families(card, STEP_FAMILIES):
+        found = family(name)
+        asked = kind or step_kind(found, card, tp=tp, rows=rows, q_len=q_len)
+        problem = found.problem(card, tp=tp, rows=rows, kind=asked)
+        names = sorted((one.name for one in found.engines), key=lambda one: one != found.default_engine)
+        engine = next((one for one in map(found.engine, names) if not one.refuses(problem, arch)), None)
+        if engine is None:
+            without.append(f"{name} {asked}: {'; '.join(str(one.refuses(problem, arch)) for one in found.engines)}")
+            continue
+        config: dict[str, Any] = dict(engine.space(problem, GPU_CARDS[gpu]).default)
+        if jitter and engine.compiler == "cute":
+            config["jitter"] = jitter
+        compiled = engine.compile(problem, config, arch)
+        place = (name, gpu, str(asked), rows)
+        chosen.append(Tuned(name, kind, engine.name, config, "compiled", compiled, place))
+    return chosen, without
+
+
+def planned(card: ModelCard, choices: list[Tuned], rows: int) -> dict[str, int]:
+    """Launches a step of every tuned kernel."""
+    every = [*tuned_launches(BEFORE_LAYERS, choices), *tuned_launches(AFTER_LAYERS, choices)]
+    for form in forms(card, choices):
+        every += tuned_launches(stock_layer(form.kind, dense=form.dense, rows=rows), choices, form)
+    names = [one.kernel for one in every if one.evidence]
+    return {name: names.count(name) for name in names}
+
+
+def far(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
