@@ -234,6 +234,20 @@ def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
             assert got[live:].isnan().all(), f"{one} was written beyond its rows"
 
 
+@pytest.mark.parametrize("how", ["a row names an expert twice", "all rows name one expert alone"])
+def test_routings_that_no_router_makes(monkeypatch, how):
+    made = launched(monkeypatch, {"rows": 9, "kind": "routed", "intermediate": 32}, {"tasks": 4}, 9)
+    ids = made.inputs["ids"]
+    if how == "a row names an expert twice":
+        ids[:, 1], ids[3, 2] = ids[:, 0], ids[3, 0]
+    else:
+        ids[:] = 5
+    made.memory.data[made.at["ids"] :][: 8 * ids.numel()] = ids.contiguous().view(torch.uint8).numpy().reshape(-1)
+    made.run(0)
+    (wanted,) = exact_outputs(made.problem, made.inputs).values()
+    assert np.array_equal(made.memory.get("latent_partial").view(np.int16), bits(wanted))
+
+
 def test_blocks_that_wait_for_one_that_never_publishes_give_up_and_say_so(monkeypatch):
     made = launched(monkeypatch, {"rows": 1, "kind": "routed", "intermediate": 32}, {"tasks": 4}, 1)
     limit = made.at["health"] + 4 * LIMIT
