@@ -78,3 +78,14 @@ def test_verify_leaves_the_bits_of_single_steps(monkeypatch):
         assert torch.equal(done.get("out")[0].view(torch.int16), whole.get("out")[token].view(torch.int16))
     assert torch.equal(cache["state"], whole.get("states"))
     assert torch.equal(cache["conv_state"].view(torch.int16), whole.get("conv_states").view(torch.int16))
+
+
+def test_requests_a_block_change_no_bit(monkeypatch):
+    one = problem(3, heads=1)
+    alone, together = (
+        run(one, monkeypatch, **{**WIDE, "together": n, "depth": n, "release": release})
+        for n, release in ((1, "loads"), (3, "entry"))
+    )
+    for name in FAMILY.output_specs(one):
+        found, wanted = (done.get(name).contiguous().view(torch.uint8) for done in (together, alone))
+        assert torch.equal(found, wanted), name
