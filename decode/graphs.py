@@ -83,8 +83,10 @@ def kernel_names(graph: torch.cuda.CUDAGraph) -> list[str]:
     kernel, found = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL, []
     for node in nodes[:count]:
         if answer(driver.cuGraphNodeGetType(node)) == kernel:
-            function = answer(driver.cuGraphKernelNodeGetParams(node)).func
-            found.append(answer(driver.cuFuncGetName(function)).decode())
+            made = answer(driver.cuGraphKernelNodeGetParams(node))
+            # a node has a function, or a kernel that belongs to no context
+            name = driver.cuFuncGetName(made.func) if int(made.func) else driver.cuKernelGetName(made.kern)
+            found.append(answer(name).decode())
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..kernels import InputError
 from ..kernels.collectives import CollectiveError, Collectives, SingleRank, StandIn
-from ..kernels.device import Device
+from ..kernels.device import Device, gpu_count
 from ..kernels.env import torchrun
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _processes(rank: int, size: int, local: int, device: Device | None, transpor
     from ..kernels.transports import Multicast, Symmetric
     from .symmetric_group import SymmetricGroup
 
-    own = replace(device, index=local % torch.cuda.device_count())
+    own = replace(device, index=local % gpu_count())
     torch.cuda.set_device(own.index)
     sent: Transport = Multicast(device=f"cuda:{own.index}") if transport == "multicast" else Symmetric()
     comm = SymmetricGroup(f"cuda:{own.index}", limit_s=limit_s)

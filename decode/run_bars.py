@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
 from .bars import ratio_faults, verdicts
 from .choices import Fallback, Finder, StepForm, Tuned, choose
 from .group import NO_LINK, join
-from .measure_bars import SAMPLES, Load, Say, measure
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
 from .scope import digest
 
+if TYPE_CHECKING:
+    from .measure_bars import Load
+
+Say = Callable[[str, int, int], None]
+"""Called with (what, done, of)."""
+
 
 def run_bars(
     card: ModelCard, device: Device, bundle: Finder | None, loads: Sequence[Load], *, tp: int = 16, rank: int = 0, seed: int = 0,
-    samples: int = SAMPLES, say: Say | None = None,
+    samples: int = 30, say: Say | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure; the table, verdicts and what must be known of them, as data.
 
@@ -30,6 +35,7 @@ def run_bars(
     from .auto import AutoOperators
     from .expert_memory import release
     from .lone import lone_peers
+    from .measure_bars import measure
     from .operators import Operators
     from .random_weights import random_rank_weights
     from .tuned import KernelPool, TunedOperators

@@ -53,6 +53,13 @@ def card_for(driver_name: str, sms: int) -> GpuCard | None:
     return None
 
 
+def gpu_count() -> int:
+    """GPUs that this process sees."""
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
 def driver_version() -> str:
     """Version of the NVIDIA driver, or ``unknown``."""
     try:

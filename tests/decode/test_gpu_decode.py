@@ -41,7 +41,14 @@ def test_a_graph_can_be_replayed_for_other_requests() -> None:
     card = demo_card()
     weights = random_rank_weights(card, seed=0, dtype=torch.bfloat16, device="cuda", tp=DEMO_TP)
     operators, comm = AutoOperators(card, dtype=torch.bfloat16, device="cuda"), StandIn(0, DEMO_TP)
-    sizes = {"tp": DEMO_TP, "max_requests": 4, "max_context": 40, "padding": True, "dtype": torch.bfloat16, "device": "cuda"}
+    sizes = {
+        "tp": DEMO_TP,
+        "max_requests": 4,
+        "max_context": 40,
+        "padding": True,
+        "dtype": torch.bfloat16,
+        "device": "cuda",
+    }
     decoder = GraphDecoder(weights, DecodeCache(card, **sizes), 4, operators, comm)  # type: ignore[arg-type]
     cache = DecodeCache(card, **sizes)  # type: ignore[arg-type]
     for first in ([1, 2, 3, 4], [500, 2, 7, 9], [1, 2, 3, 4]):
