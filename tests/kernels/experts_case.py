@@ -72,7 +72,8 @@ def exact_outputs(problem: Experts, inputs: dict[str, torch.Tensor]) -> dict[str
     chosen, ids = torch.unique(inputs["ids"], return_inverse=True)
     experts = unload({name: inputs[name][chosen] for name in LOADED})
     betas = {"beta": problem.beta, "linear_beta": problem.linear_beta}
-    found = {"latent_partial": routed(inputs["latent"], ids, inputs["weights"], experts, **betas)}
+    asked = {**betas, "activations": problem.activations}
+    found = {"latent_partial": routed(inputs["latent"], ids, inputs["weights"], experts, **asked)}
     if problem.has_shared:
         found["shared_partial"] = shared(inputs["x"], *unload_shared(inputs["gate_up"], inputs["down"]), **betas)
     return found

@@ -15,6 +15,9 @@ SHAPES = [(16, rows, kind) for kind in ("routed", "bf16") for rows in (1, 2, 3, 
     (8, 8, "bf16"),
     (4, 3, "bf16"),
     (8, 64, "routed"),
+    (16, 1, "mxfp8_ceil_floor"),
+    (16, 8, "mxfp8_ceil"),
+    (16, 33, "mxfp8_floor"),
 ]
 
 
