@@ -8,26 +8,30 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..cute_numbers import EXP2, LOG2E, RSQRT, as_word, high, low, rounded, unary
+from ..cute_numbers import EXP2, LOG2E, as_word, high, low, rounded, unary
 from ..cute_streaming import LOAD_X, MMA, read
 
 # no activations: these go before the dependency wait
 LOAD_WEIGHTS = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 LOAD_WEIGHT_PAIR = "ld.global.L1::no_allocate.u32 $0, [$1];"
 STORE_PAIR = "st.global.u32 [{$r0}], {$r1};"
-RCP = "rcp.approx.f32 {$w0}, {$r0};"
+RCP, RSQRT = "rcp.approx.ftz.f32 {$w0}, {$r0};", "rsqrt.approx.ftz.f32 {$w0}, {$r0};"
+HIGHER = "max.f32 {$w0}, {$r0}, {$r1};"
+PRODUCT = "mul.rn.bf16x2 {$w0}, {$r0}, {$r1};"
+REST = "fma.rn.bf16x2 {$w0}, {$r0}, {$r1}, {$r2};"
+LOAD_PAIR = "ld.global.u32 $0, [$1];"
 SOURCES, PREFIX, NORM = 9, 8, 9
 
 
 @cute.jit
 def query_halves(gamma: list, query: list):
-    """(upper, lower) BF16 halves of norm weight times query: their sum is the FP32 product, to the bit."""
+    """(upper, lower) BF16 halves of norm weight times query: the product rounded, and what that leaves, each exact."""
     upper, lower = [], []
     for g, q in zip(gamma, query, strict=True):
-        first, second = low(g) * low(q), high(g) * high(q)
-        whole = rounded(first, second)
+        whole = arch.inline_ptx(PRODUCT, write_only_types=[Uint32], read_only_args=[g, q])
         upper.append(whole)
-        lower.append(rounded(first - low(whole), second - high(whole)))
+        negative = whole ^ Uint32(0x80008000)
+        lower.append(arch.inline_ptx(REST, write_only_types=[Uint32], read_only_args=[g, q, negative]))
     return upper, lower
 
 
@@ -88,7 +92,10 @@ def over_sources(value: Float32, HIGHEST: cutlass.Constexpr):
     """Sum, or the highest, over the sixteen lanes of the sources."""
     for step in cutlass.range_constexpr(4):
         other = arch.shuffle_sync_bfly(value, 8 >> step)
-        value = cutlass.max(value, other) if cutlass.const_expr(HIGHEST) else value + other
+        if cutlass.const_expr(HIGHEST):
+            value = arch.inline_ptx(HIGHER, write_only_types=[Float32], read_only_args=[value, other])
+        else:
+            value = value + other
     return value
 
 
@@ -145,24 +152,26 @@ def weigh(
 
 
 @cute.jit
-def mixed(saved: list, prefix: list, own: Float32, last: Float32, lane: Int32, BLOCKS: cutlass.Constexpr):
-    """Two neighbouring columns of the mix, from the 8 columns that four lanes each hold of every source.
+def exchanged(words: list, lane: Int32, STEP: cutlass.Constexpr, FAR: cutlass.Constexpr):
+    """The words with those ``FAR`` apart swapped where the lane's bit ``STEP`` is set: first what the lane will keep."""
+    upper = (lane & STEP) != 0
+    return [words[i ^ FAR] if upper else words[i] for i in range(4)]
 
-    Lanes of group 0 bring the prefix. Each step of the exchange halves what a lane holds; the last one does not, so
-    that two lanes end with the same pair.
+
+@cute.jit
+def mixed(saved: list, weight: Float32, lane: Int32):
+    """Two neighbouring columns of the saved blocks' mix, from the 8 columns that eight lanes hold of a block each.
+
+    A word is two columns. Each step of the exchange halves what a lane holds; the last one does not, so that two lanes
+    end with the same pair.
     """
+    words = exchanged(exchanged(saved, lane, 16, 2), lane, 8, 1)
     left = []
-    for word in cutlass.range_constexpr(4):
-        pair = [last * low(prefix[word]), last * high(prefix[word])]
-        if cutlass.const_expr(BLOCKS > 0):
-            pair = [own * low(saved[word]) + pair[0], own * high(saved[word]) + pair[1]]
-        left += pair
-    for distance in cutlass.range_constexpr(2):
-        half, step = 4 >> distance, 16 >> distance
-        upper = (lane & step) != 0
-        kept = [left[half + i] if upper else left[i] for i in range(half)]
-        sent = [left[i] if upper else left[half + i] for i in range(half)]
-        left = [one + arch.shuffle_sync_bfly(other, step) for one, other in zip(kept, sent, strict=True)]
+    for word in cutlass.range_constexpr(2):
+        for half in cutlass.range_constexpr(2):
+            part = low if cutlass.const_expr(half == 0) else high
+            left.append(weight * part(words[word]) + arch.shuffle_sync_bfly(weight * part(words[2 + word]), 16))
+    left = [left[i] + arch.shuffle_sync_bfly(left[2 + i], 8) for i in range(2)]
     return [one + arch.shuffle_sync_bfly(one, 4) for one in left]
 
 
@@ -211,15 +220,17 @@ def k3_attn_res_cute_cluster_mix(
 
     live = cutlass.min(row, rows - 1)  # what is not there is loaded as the last row, and not used
     mine = cutlass.min(group, saved - 1)
-    held, last = [], []
+    held, last, tail = [], [], []
     for step in cutlass.range_constexpr(R.steps):
         if cutlass.const_expr(BLOCKS > 0):
             source = blocks.iterator.toint() + (Int64(mine) * ROWS + live) * (R.hidden * 2)
             held.append(read(LOAD_X, source + at[step], 4, []))
         else:
             held.append([Uint32(0)] * 4)
-        last.append(read(LOAD_X, prefix.iterator.toint() + (Int64(live) * (R.hidden * 2) + at[step]), 4, []))
-    if cutlass.const_expr(RELEASE == "loads"):
+        residual = prefix.iterator.toint() + Int64(live) * (R.hidden * 2)
+        last.append(read(LOAD_X, residual + at[step], 4, []))
+        tail += read(LOAD_PAIR, residual + (R.column(part, warp, step) + R.out_column(lane)) * 2, 1, [])
+    if cutlass.const_expr(RELEASE == "loads" and (BLOCKS == 0 or R.ahead == R.steps)):
         arch.griddepcontrol_launch_dependents()
     sums = [Float32(0.0)] * 16
     for step in cutlass.range_constexpr(R.steps):
@@ -229,6 +240,8 @@ def k3_attn_res_cute_cluster_mix(
             if cutlass.const_expr(step + R.ahead < R.steps):
                 gamma[step % R.ahead] = read(LOAD_WEIGHTS, res_norm.iterator.toint() + at[step + R.ahead], 4, [])
                 query[step % R.ahead] = read(LOAD_WEIGHTS, res_proj.iterator.toint() + at[step + R.ahead], 4, [])
+            if cutlass.const_expr(RELEASE == "loads" and step + R.ahead + 1 == R.steps):
+                arch.griddepcontrol_launch_dependents()
             halves = [one if group == 1 else two for one, two in zip(upper, lower, strict=True)]
             others = [one if (group == 1) | (group == 2) else two for one, two in zip(halves, last[step], strict=True)]
         sums = products(sums, held[step], others, BLOCKS)
@@ -245,10 +258,12 @@ def k3_attn_res_cute_cluster_mix(
                 arch.sync_warp()
             weigh(told, totals, weights, lane, saved, R, BLOCKS, EPS, ROUNDS)
         arch.sync_threads()
-        own, prefixes = weights[group], weights[PREFIX] if group == 0 else Float32(0.0)
-        scale = weights[NORM]
+        own, prefixes, scale = weights[group], weights[PREFIX], weights[NORM]
         for step in cutlass.range_constexpr(R.steps):
-            first, second = mixed(held[step], last[step], own, prefixes, lane, BLOCKS)
+            first, second = prefixes * low(tail[step]), prefixes * high(tail[step])
+            if cutlass.const_expr(BLOCKS > 0):
+                one, two = mixed(held[step], own, lane)
+                first, second = first + one, second + two
             if cutlass.const_expr(ROUNDS):
                 word = rounded(first, second)
                 word = rounded(low(word) * scale, high(word) * scale)

@@ -22,7 +22,16 @@ H200 = gpu_card("H200")
 
 
 class RowMachine(ExpertsMachine):
-    """With the reciprocal root."""
+    """With the reciprocal root, and what a product leaves when it is rounded to BF16."""
+
+    def do_fma(self, step: Step, who: np.ndarray) -> None:
+        if step.name[-1] != "bf16x2":
+            super().do_fma(step, who)
+            return
+        halves = [[half.astype(np.float64) for half in self.bf16(arg, who)] for arg in step.args[1:4]]
+        with np.errstate(all="ignore"):
+            low, high = (self.rounded((a * b + c).astype(np.float32)) for a, b, c in zip(*halves, strict=True))
+        self.put(step.args[0], who, high << np.uint32(16) | low)
 
     def do_rsqrt(self, step: Step, who: np.ndarray) -> None:
         with np.errstate(all="ignore"):

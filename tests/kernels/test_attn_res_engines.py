@@ -167,8 +167,7 @@ def test_machine_code(arch: str, rows: int, kind: str) -> None:
         assert launch.pdl and not launch.needs_residency, "blocks wait for those of their own cluster only"
         early = row.steps + (2 * row.ahead if kind != "first" else 0)
         assert wait_fault(code, WEIGHTS, ahead=early) is None, chosen
-        if chosen["release"] != "loads" or row.ahead == row.steps:
-            assert release_fault(code, WEIGHTS, str(chosen["release"])) is None, chosen
+        assert release_fault(code, WEIGHTS, str(chosen["release"])) is None, chosen
         assert not places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)"), "a cluster's barrier counts bytes"
         assert found.instructions.get("STAS", 0) == (row.cluster if row.cluster > 1 else 0)
 
@@ -179,7 +178,7 @@ def test_machine_code_of_one_row_is_short() -> None:
     found = kernel_resources(launch)
     assert (found.instructions["HMMA"], found.instructions["STAS"]) == (8, 8)
     assert found.registers <= 64
-    assert sum(found.instructions.values()) < 800
+    assert sum(found.instructions.values()) < 620
 
 
 # -- Triton -------------------------------------------------------------------------------------
