@@ -10,7 +10,7 @@ import pytest
 from k3lab.cli.edited import edited_family
 from k3lab.cli.lab import open_lab
 from k3lab.cli.shown import Shown
-from k3lab.kernels import SMALL_K3, InputError
+from k3lab.kernels import SMALL_K3, InputError, family
 from k3lab.tuning import compiling, jobs
 
 
@@ -172,7 +172,7 @@ def test_a_family_by_its_module_tunes_and_shows_what_decided(toy: Path, tmp_path
         open_lab("toy_mix_lab:NOTHING")
 
 
-def test_wrong_calls_are_refused_in_words() -> None:
+def test_wrong_calls_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="unknown GPU"):
         open_lab("kda", gpu="a100")
     lab = open_lab("attention_projection", tp=16, rows=8)
@@ -182,6 +182,7 @@ def test_wrong_calls_are_refused_in_words() -> None:
         lab.time()
     with pytest.raises(InputError, match="neither measured nor predicted"):
         lab.tune(1, objective="hoped")
+    monkeypatch.setattr(type(family("kda")), "engines", ())
     with pytest.raises(InputError, match="no engine"):
         open_lab("kda").check()
 

@@ -14,12 +14,20 @@ import pytest
 from k3lab.cli import main
 from k3lab.cli.output import plain
 from k3lab.kernels.evidence import Evidence
-from k3lab.kernels.registry import FAMILIES
+from k3lab.kernels.registry import FAMILIES, family
 
 
 def result_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main.run([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_a_family_of_a_twin_alone_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(type(family("kda")), "engines", ())
+    assert main.run(["check", "kda"]) == 2
+    assert "family kda has no engine yet, only its twin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -33,7 +41,6 @@ def result_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
         (["check", "attention_projection", "--rows", "65"], "rows is 65"),
         (["check", "attention_projection", "--rows", "many"], "Invalid value for '--rows'"),
         (["check", "attention_projection", "--engine", "nope"], "has no engine 'nope'; it has: triton"),
-        (["check", "kda"], "family kda has no engine yet, only its twin"),
         (["predict", "attention_projection", "--gpu", "a100"], "unknown GPU 'a100'"),
         (["compile", "attention_projection", "--arch", "sm_42"], "sm_42"),
         (["compile", "attention_projection", "--config", "block_k=7"], "legal values are"),
