@@ -88,12 +88,11 @@ def test_work_grows_with_the_hand_overs_and_two_shots_move_less():
     assert shots[1].dependent_steps == shots[0].dependent_steps + 1 and shots[1].link_hops == 3
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
 @pytest.mark.parametrize(
-    ("tp", "rows", "change"),
+    ("arch", "tp", "rows", "change"),
     [
-        (16, 1, {}), (16, 8, {}), (16, 8, {"exchange": "one_shot", "release": "entry"}),
-        (4, 8, {"release": "end", "backoff": 20}), (16, 64, {}),
+        ("sm_90a", 16, 1, {}), ("sm_103a", 16, 8, {}), ("sm_90a", 16, 8, {"exchange": "one_shot", "release": "entry"}),
+        ("sm_103a", 4, 8, {"release": "end", "backoff": 20}), ("sm_90a", 16, 64, {}),
     ],
 )  # fmt: skip
 def test_machine_code(arch, tp, rows, change):
@@ -138,7 +137,7 @@ def test_machine_code(arch, tp, rows, change):
     assert len(places(code, r"ATOMG\.E\.CAS\.STRONG\.GPU")) == waits_of_ranks
 
 
-@pytest.mark.parametrize(("tp", "rows"), [(8, 64), (8, 12)])
+@pytest.mark.parametrize(("tp", "rows"), [(8, 64), pytest.param(8, 12, marks=pytest.mark.slow)])
 def test_wide_shares_of_many_rows_spill_no_more_than_a_quad(tp, rows):
     """Four blocks a cluster hold twice the weights: for more than 8 rows up to four words go to the stack, told in the notes."""
     one = problem(rows, tp)
