@@ -56,6 +56,8 @@ ELSEWHERE = {
     "pip": "the family's package is put on the path without an installation",
     "jupyter": "tests/cli/test_notebooks.py executes the notebooks",
     "nsys": "not on this machine; tests/traces holds its exports",
+    "k3lab decode bars": "needs a GPU: tests/decode/test_bars.py measures with a clock of its own",
+    "torchrun": "tests/decode/test_ranks.py starts its ranks",
     "k3lab trace capture": "tests/traces/test_capture.py runs it around programs of its own",
     "python -m k3lab.tuning.validate": "tests/tuning/test_predict.py holds the recorded error against the data",
     "python -m k3lab.cli.kernel_page": "tests/test_pages.py holds the page against the data",
