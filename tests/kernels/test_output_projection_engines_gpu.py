@@ -44,6 +44,26 @@ def test_two_shot_equals_its_twin_in_many_launches(device, tp, rows, wait):
     case.judge(max(1, rows // 2))
 
 
+@pytest.mark.parametrize("wait", ["start", "exit"])
+def test_a_residual_that_is_handed_on_in_place_is_read_anew(device, wait):
+    """Two launches write each other's prefix: what an SM cached of it before is old in every one."""
+    case = Case(device, problem(8, 16), config(problem(8, 16), SPLIT, consumer_wait=wait), engine=SPLIT)
+    there, back = case.tensors["prefix"].clone(), torch.empty_like(case.tensors["prefix"])
+    turns = [{**case.tensors, "prefix": a, "prefix_out": b} for a, b in ((there, back), (back, there))]
+    found = []
+    for one_by_one in (True, False):
+        calls = [case.runner.bind(tensors, pdl=False if one_by_one else None) for tensors in turns]
+        there.copy_(case.tensors["prefix"])
+        for turn in range(40):
+            calls[turn % 2]()
+            if one_by_one:
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        found.append([one.clone() for one in (there, back, case.outputs["mlp_input"])])
+    check_health(case.runner.buffers)
+    assert same(*found)
+
+
 def test_fused_and_split_give_the_same_bits(device):
     one = problem(8, 16)
     fused, split = (
