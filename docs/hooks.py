@@ -93,6 +93,22 @@ def replay() -> str:
     return table(head, rows)
 
 
+def changed() -> str:
+    """Winners that the newest cost model changed."""
+    import json
+
+    parts = []
+    for path in sorted((ROOT / "results").glob("*/*_changed.json")):
+        data = json.loads(path.read_text())
+        rows = [
+            (f"`{one['problem']}`", f"`{one['was']}`", f"{one['was_us']:.2f} us", f"`{one['now']}`", f"{one['now_us']:.2f} us")
+            for one in data["other_engine"]
+        ]  # fmt: skip
+        head = f"`{data['family']}` on {data['gpu']}: of {data['compared']} problems {len(rows)} have another engine, {len(data['other_config'])} another config of theirs."
+        parts.append(f"{head}\n\n{table(('problem', 'was', 'by the model then', 'is', 'by the model now'), rows)}")
+    return "\n\n".join(parts)
+
+
 def cards() -> str:
     """The target's card."""
     from k3lab.kernels.gpu_cards import GB300
@@ -152,7 +168,7 @@ def commands() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "replay": replay, "cards": cards, "results": results, "commands": commands,
+    "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "replay": replay, "changed": changed, "cards": cards, "results": results, "commands": commands,
 }  # fmt: skip
 
 

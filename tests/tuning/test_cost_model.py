@@ -8,12 +8,13 @@ import random
 from pathlib import Path
 
 import pytest
-from k3lab.kernels import InputError, family
+from k3lab.kernels import K3, InputError, Work, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import calibrate, cost_model, measurements, validate
 from k3lab.tuning.calibrate import features_of, fit, left_out, shapes_key
 from k3lab.tuning.cost_features import features
 from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, OVERLAP, TERM_MEANINGS, Constants, fitted, terms, total
+from k3lab.tuning.cubin import KernelResources
 from k3lab.tuning.measurements import Measured, measured
 from k3lab.tuning.model_error import DATA as ERRORS
 
@@ -142,6 +143,15 @@ def test_what_the_cubin_holds_reaches_the_prediction(configs: list[Measured]) ->
     assert us(instructions={"HMMA": 4000}) > us(instructions={"HMMA": 400})
     with pytest.raises(ValueError, match="does not fit"):
         us(dynamic_shared_bytes=300 * 1024)
+
+
+def test_blocks_that_fit_together_are_one_round() -> None:
+    owner = family("attention_projection")
+    problem = owner.problem(K3, tp=16, rows=8)
+    kernel = KernelResources("k", 64, 1024, 32 * 1024, 0, 0, 128, 132 * 12, 1, {"LDG": 10})  # six of them fit on an SM
+    seen = features([kernel], Work(in_flight_bytes=1000), owner.traffic(problem), gpu_card("h200"))
+    assert (seen.rounds, seen.blocks_a_sm, seen.warps_a_sm, seen.tail) == (2.0, 12.0, 24.0, 1.0)
+    assert seen.in_flight == pytest.approx(6 * 1000 / (4.67e12 / 132) * 1e9)
 
 
 def test_files_of_trials_are_read_and_refused(tmp_path: Path) -> None:
