@@ -150,11 +150,11 @@ def test_the_query_in_halves_is_the_product_to_the_bit() -> None:
     [("sm_90a", 1, "blocks"), ("sm_90a", 8, "final"), ("sm_90a", 64, "blocks"), ("sm_100a", 8, "first"), ("sm_103a", 8, "blocks")],
 )  # fmt: skip
 def test_machine_code(arch: str, rows: int, kind: str) -> None:
-    """The default, and on Hopper others from anywhere in the space."""
+    """The default, and on Hopper another one from anywhere in the space."""
     one = problem(rows, kind)
     space, rng = CUTE.space(one, CARDS[arch]), random.Random(rows)
     configs = [dict(space.default)]
-    while arch == "sm_90a" and len(configs) < 3:
+    while arch == "sm_90a" and len(configs) < 2:
         point = {param.name: rng.choice(param.values) for param in space.params}
         configs += [point] if space.illegal(point) is None else []
     for chosen in configs:

@@ -63,6 +63,7 @@ def test_greedy_decoding_takes_the_same_token() -> None:
 
     logits = torch.randint(-3, 4, (50, VOCAB)).to(BF16)
     logits[7, 3] = float("nan")
-    taken = next_tokens(logits, SimpleNamespace(), SingleRank())  # type: ignore[arg-type]
+    weights = SimpleNamespace(lm_head=torch.zeros(VOCAB, 1))
+    taken = next_tokens(logits, weights, SingleRank())  # type: ignore[arg-type]
     assert torch.equal(best_token(logits, 0, VOCAB)[1], taken)
     assert taken[7] == VOCAB - 1
