@@ -58,12 +58,15 @@ def k3_mla_cute_mma_value(
 def k3_mla_cute_mma_attend(
     query: cute.Tensor, cache: cute.Tensor, k_scale: Any, table: cute.Tensor, context: cute.Tensor,
     partial: cute.Tensor, lse: cute.Tensor, rows: Int32,
-    A: cutlass.Constexpr, SCALE: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    A: cutlass.Constexpr, SCALE: cutlass.Constexpr, EARLY: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
 ):  # fmt: skip
     """Part s of a request: partial[s, query, latent] FP32, normalised, and lse[s, query], base 2, of its sum of weights.
 
     Tiles ascending with a running maximum over the whole tile. A part without tokens, or a query that sees none of
     them, leaves minus infinity and no sums.
+
+    ``EARLY``: keys of tokens before the step are asked for ahead of the dependency wait, and so are table and context.
+    The launch before this one must then release only behind its own wait: all it did not write itself is there.
     """
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
@@ -73,34 +76,65 @@ def k3_mla_cute_mma_attend(
         arch.griddepcontrol_launch_dependents()
     split, group_of = block % A.splits, block // A.splits
     request, first_query = group_of // A.groups, group_of % A.groups * A.queries
-    arch.griddepcontrol_wait()
+    pages, keys_at = table.iterator.toint(), cache.iterator.toint()
+    shared = SmemAllocator().allocate_array(Int32, A.shared_bytes // 4, byte_alignment=128).toint()
     live_rows = cutlass.min(rows - request * A.q_len, A.q_len)
+    before, first, last = Int32(0), Int32(0), Int32(0)
+    if cutlass.const_expr(EARLY):  # noqa: SIM102, compiled in or not, then asked at run time
+        if live_rows > 0:
+            before, first, last = bounds(context.iterator.toint(), request, live_rows, split, A)
+            begin(keys_at, pages, shared, request, first, last, before, t, True, A)
+    arch.griddepcontrol_wait()
     if live_rows > 0:
-        (held,) = read(LOAD_WORD, context.iterator.toint() + Int64(request) * 4, 1, [])
-        before = Int32(held)
-        tokens = before + live_rows
-        part = (tokens + A.splits * A.tile - 1) // (A.splits * A.tile) * A.tile
-        first = split * part
-        last = cutlass.min(first + part, tokens)
+        if cutlass.const_expr(not EARLY):
+            before, first, last = bounds(context.iterator.toint(), request, live_rows, split, A)
         live = cutlass.min(live_rows * A.heads - first_query, A.queries)
         at_query = request * A.q_len * A.heads + first_query
+        copy_queries(query.iterator.toint(), shared + A.query_at, at_query, live, t, 256, A)
+        begin(keys_at, pages, shared, request, first, last, before if cutlass.const_expr(EARLY) else first, t, False, A)
+        if cutlass.const_expr(RELEASE == "loads"):
+            arch.griddepcontrol_launch_dependents()
         part_of(
-            query, cache, k_scale, table, partial, lse, request, before, first, last, live, at_query, split, first_query,
+            keys_at, k_scale, pages, partial, lse, shared, request, before, first, last, live, at_query, split, first_query,
             t, lane, warp, A, SCALE,
         )  # fmt: skip
-    if cutlass.const_expr(RELEASE == "loads"):
-        arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def bounds(context: Int64, request: Int32, live_rows: Int32, split: Int32, A: cutlass.Constexpr):
+    """(tokens before the step, first token of the part, the one behind its last)."""
+    (held,) = read(LOAD_WORD, context + Int64(request) * 4, 1, [])
+    before = Int32(held)
+    tokens = before + live_rows
+    first = split * A.part(tokens)
+    return before, first, cutlass.min(first + A.part(tokens), tokens)
+
+
+@cute.jit
+def begin(
+    keys_at: Int64, pages: Int64, shared: Int32, request: Int32, first: Int32, last: Int32, old: Int32, t: Int32,
+    EARLY: cutlass.Constexpr, A: cutlass.Constexpr,
+):  # fmt: skip
+    """Copies of the first tiles: early those that lie whole below token ``old``, then the others, a group a tile.
+
+    The first group holds whatever was asked for early.
+    """
+    for s in cutlass.range_constexpr(A.stages - 1):
+        start = first + s * A.tile
+        whole = start + A.tile <= old
+        due = whole if cutlass.const_expr(EARLY) else not whole
+        if (start < last) & due:
+            copy_keys(keys_at, pages, shared + s * A.stage_bytes, request, start, last, t, A)
+        if cutlass.const_expr(not EARLY):
+            arch.cp_async_commit_group()
 
 
 @cute.jit
 def part_of(
-    query: cute.Tensor, cache: cute.Tensor, k_scale: Any, table: cute.Tensor, partial: cute.Tensor,
-    lse: cute.Tensor, request: Int32, before: Int32, first: Int32, last: Int32, live: Int32, at_query: Int32, split: Int32,
+    keys_at: Int64, k_scale: Any, pages: Int64, partial: cute.Tensor, lse: cute.Tensor, shared: Int32, request: Int32, before: Int32, first: Int32, last: Int32, live: Int32, at_query: Int32, split: Int32,
     first_query: Int32, t: Int32, lane: Int32, warp: Int32, A: cutlass.Constexpr, SCALE: cutlass.Constexpr,
 ):  # fmt: skip
     """All tiles of one part, and what they leave."""
-    shared = SmemAllocator().allocate_array(Int32, A.shared_bytes // 4, byte_alignment=128).toint()
-    pages, keys_at = table.iterator.toint(), cache.iterator.toint()
     group, quad = lane // 4, lane % 4
     wm, wn = warp % A.warps_m, warp // A.warps_m
     scale = Float32(SCALE * LOG2E)
@@ -114,11 +148,6 @@ def part_of(
     highest = [Float32(-Float32.inf)] * (2 * A.n_tiles)
     weight_sums = [Float32(0.0)] * (2 * A.n_own)
     acc = [Float32(0.0)] * (4 * A.m_sums * A.n_tiles)
-    copy_queries(query.iterator.toint(), shared + A.query_at, at_query, live, t, 32 * 8, A)
-    for s in cutlass.range_constexpr(A.stages - 1):
-        if first + s * A.tile < last:
-            copy_keys(keys_at, pages, shared + s * A.stage_bytes, request, first + s * A.tile, last, t, A)
-        arch.cp_async_commit_group()
     tiles = (last - first + A.tile - 1) // A.tile
     for i in cutlass.range(cutlass.max(tiles, 0), unroll=1):
         arch.cp_async_wait_group(A.stages - 2)
@@ -181,10 +210,10 @@ def launch_query(
 def launch_attend(
     query: cute.Tensor, cache: cute.Tensor, k_scale: Any, table: cute.Tensor, context: cute.Tensor, partial: cute.Tensor,
     lse: cute.Tensor, rows: Int32,
-    A: cutlass.Constexpr, SCALE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, stream: cuda.CUstream,
+    A: cutlass.Constexpr, SCALE: cutlass.Constexpr, EARLY: cutlass.Constexpr, RELEASE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for each part and group of queries of a request."""
-    k3_mla_cute_mma_attend(query, cache, k_scale, table, context, partial, lse, rows, A, SCALE, RELEASE).launch(
+    k3_mla_cute_mma_attend(query, cache, k_scale, table, context, partial, lse, rows, A, SCALE, EARLY, RELEASE).launch(
         grid=[A.blocks, 1, 1], block=[256, 1, 1], stream=stream
     )
 

@@ -24,6 +24,9 @@ INVARIANT = {"cluster": 8, "splits": 16, "tile": 64, "queries": 8}
 """What the order of a row's sums depends on, pinned for batch-invariant results."""
 COLUMNS = (8, 16, 32, 48, 64)
 SPLITS = (1, 2, 4, 8, 16, 22, 32, 44, 66, 132, MOST_SPLITS)
+EARLY = Param(
+    "early", ("none", "keys"), "whether the attention asks for the keys of earlier steps before its dependency wait"
+)
 QUERY = ("proj", "q_a_norm", "kv_a_norm", "q_b", "w_uk", "k_scale", "block_table", "context", "query", "cache")
 ATTEND = ("query", "cache", "k_scale", "block_table", "context", "partial", "lse")
 VALUE = ("partial", "lse", "w_uv", "proj", "out", "k_scale")
@@ -99,10 +102,15 @@ class CuteMmaEngine(Engine):
                 Param("splits", SPLITS, "parts of a context"),
                 Param("tile", (32, 64, 128), "tokens a tile"),
                 Param("stages", (2, 3, 4, 5, 6), "tiles in shared memory"),
+                EARLY,
                 RELEASE,
                 K_ORDER,
             ),
             constraints=(
+                Constraint(
+                    lambda c: c["early"] == "none" or c["release"] != "entry",
+                    "early keys: the query's launch must release behind its own wait, not at entry",
+                ),
                 Constraint(
                     lambda c: problem.nope % (8 * int(c["cluster"])) == 0 and problem.v_dim % (8 * int(c["cluster"])) == 0,
                     "{cluster} blocks do not share a head's query and values in eights",
@@ -137,7 +145,7 @@ class CuteMmaEngine(Engine):
             config = {"cluster": 8, "queries": queries, "splits": splits, "tile": tile, "stages": stages}
             if attend_of(problem, config).shared_bytes <= gpu.shared_per_block:
                 break
-        return {**config, "release": "loads", "k_order": "free"}
+        return {**config, "early": "keys", "release": "loads", "k_order": "free"}
 
     @staticmethod
     def _buffers(problem: Mla, config: Config) -> tuple[Buffer, ...]:
@@ -151,7 +159,7 @@ class CuteMmaEngine(Engine):
         problem = mla(problem)
         attend, around, release = attend_of(problem, config), around_of(problem, config), str(config["release"])
         buffers = self._buffers(problem, config)
-        scale = (problem.nope + problem.rope) ** -0.5
+        scale, early = (problem.nope + problem.rope) ** -0.5, config["early"] == "keys"
 
         def build(
             host: Callable[..., Any],
@@ -168,7 +176,7 @@ class CuteMmaEngine(Engine):
                 launch_query, QUERY, (around, release), around.head_blocks + around.insert_blocks, around.front_bytes,
                 around.cluster,
             ),
-            build(launch_attend, ATTEND, (attend, scale, release), attend.blocks, attend.shared_bytes, 1),
+            build(launch_attend, ATTEND, (attend, scale, early, release), attend.blocks, attend.shared_bytes, 1),
             build(launch_value, VALUE, (around, release), around.head_blocks, around.value_bytes, around.cluster),
         )  # fmt: skip
         return Compiled(self.family, self.name, problem, config, arch, launches, buffers)

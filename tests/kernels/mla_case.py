@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
-from k3lab.kernels.mla.family import WEIGHTS, Mla
+from k3lab.kernels.mla.family import KINDS, WEIGHTS, Mla
 from k3lab.kernels.mla.twin import MlaWeights, mla
 from k3lab.tuning.compare import compare
 
@@ -25,6 +25,12 @@ def problem(rows: int, kind: str = "bf16", tp: int = 16, **changes: Any) -> Mla:
 
 def small(rows: int, kind: str = "bf16", **changes: Any) -> Mla:
     return problem(rows, kind, **{**SMALL, **changes})
+
+
+def row_counts(kind: str) -> list[int]:
+    """Few, some and the most rows of a kind: whole requests."""
+    tokens = KINDS[kind][1]
+    return sorted({tokens * max(rows // tokens, 1) for rows in (1, 2, 8, 16, 64)})
 
 
 def inserted(one: Mla, inputs: dict[str, torch.Tensor]) -> torch.Tensor:

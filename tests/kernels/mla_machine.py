@@ -12,7 +12,7 @@ import torch
 from k3lab.kernels.mla.family import Mla
 from k3lab.kernels.numerics import round_e4m3
 
-from .mla_case import FAMILY, H200, exact_inputs
+from .mla_case import FAMILY, H200, exact_inputs, written
 from .ptx_arithmetic import COMPARE
 from .ptx_machine import PEER, Machine, Memory
 from .ptx_text import Step
@@ -24,6 +24,7 @@ class MatrixMachine(Machine):
     """Also knows ldmatrix, cp.async, FP16 products and E4M3."""
 
     def run(self, first: int, blocks: int) -> None:
+        self.early: list[int] = getattr(self, "early", [])
         self.open: dict[int, list] = defaultdict(list)
         self.closed: dict[int, list] = defaultdict(list)
         super().run(first, blocks)
@@ -63,6 +64,7 @@ class MatrixMachine(Machine):
             size = self.get(step.args[3], who, "u32")
             assert (to % 16 == 0).all() and (source % 16 == 0).all(), "misaligned copy"
             self.note(step, who)
+            self.early += [int(at) for at, waited in zip(source, self.waited[who], strict=True) if not waited]
             for one, target, at, count in zip(who, to, source, size, strict=True):
                 data = np.zeros(16, dtype=np.uint8)
                 data[:count] = self.memory[at : at + int(count)]
@@ -253,9 +255,15 @@ def run(
         for first in range(0, launch.grid[0], cluster):
             machine.run(first, cluster)
         early = {name.split(".")[0] for name in machine.before_wait}
-        assert early == (
-            set() if launch.kernel.count("attend") else {"ld", "cp"} if launch.kernel.count("query") else {"ld"}
-        )
+        if launch.kernel.count("attend"):
+            # no key that this step writes, or may still write
+            old = written(one, inputs).flatten().logical_not()
+            rows = {(place - at["cache"]) // (one.width * inputs["cache"].element_size()) for place in machine.early}
+            assert bool(rows) == (chosen["early"] == "keys" and max(contexts[:alive]) >= int(chosen["tile"]))
+            assert all(bool(old[row]) for row in rows)
+            assert early <= ({"ld", "cp"} if chosen["early"] == "keys" else set())
+        else:
+            assert early == ({"ld", "cp"} if launch.kernel.count("query") else {"ld"})
         assert memory.guards_hold()
     partial = torch.from_numpy(memory.get("partial")).view(splits, one.rows, one.heads, one.kv_lora)
     lse = torch.from_numpy(memory.get("lse")).view(splits, one.rows, one.heads)

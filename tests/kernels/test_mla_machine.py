@@ -15,7 +15,7 @@ SIZES = {"context": 200, "q_lora": 256}
     ("kind", "rows", "live", "heads", "contexts", "change"),
     [
         ("bf16", 3, 2, 6, [70, 129, 0], {"splits": 2, "tile": 64, "stages": 2}),
-        ("bf16_verify4", 8, 5, 12, [0, 64], {"splits": 4, "tile": 32, "stages": 3, "queries": 32}),
+        ("bf16_verify4", 8, 5, 12, [0, 64], {"splits": 4, "tile": 32, "stages": 3, "queries": 32, "early": "none"}),
         ("fp8_verify8", 8, 7, 6, [129], {"splits": 2, "tile": 64, "stages": 3, "queries": 48}),
         ("fp8_verify8", 8, 8, 3, [31], {"splits": 1, "tile": 128, "stages": 2, "queries": 32}),
     ],
@@ -30,7 +30,7 @@ def test_parts_are_those_of_fp64(monkeypatch, kind, rows, live, heads, contexts,
     ("kind", "rows", "live", "heads", "contexts", "change"),
     [
         ("bf16", 3, 2, 2, [70, 129, 0], {"splits": 2, "tile": 64, "stages": 2, "cluster": 8}),
-        ("fp8_verify4", 8, 7, 2, [0, 64], {"splits": 2, "tile": 64, "stages": 3, "cluster": 4}),
+        ("fp8_verify4", 8, 7, 2, [0, 64], {"splits": 2, "tile": 64, "stages": 3, "cluster": 4, "early": "none"}),
         ("bf16_verify8", 24, 21, 1, [3, 70, 20], {"splits": 4, "tile": 32, "stages": 2, "cluster": 16}),
     ],
 )
