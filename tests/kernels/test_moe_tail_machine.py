@@ -21,8 +21,45 @@ TP, ROWS, LIVE = 4, 3, 2
 SMALL = {"hidden": 512, "latent": 256, "blocks": 3}
 
 
+class Phased:
+    """An mbarrier of many phases, one arrival each, and the bytes that are expected."""
+
+    def __init__(self) -> None:
+        self.phase, self.arrived, self._bytes = 0, False, 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @bytes.setter
+    def bytes(self, count: int) -> None:
+        assert count >= 0, "bytes came that nobody expects yet"
+        self._bytes = count
+        if self.arrived and not count:
+            self.phase, self.arrived = self.phase + 1, False
+
+
 class TailMachine(ProjectionMachine):
-    """With the instructions that this kernel adds."""
+    """With the instructions that this kernel adds, and barriers that are armed again."""
+
+    def do_mbarrier(self, step: Step, who: np.ndarray, place: int) -> None:
+        if step.name[1] == "arrive":
+            super().do_mbarrier(step, who, place)
+            return
+        at = self.address(step.args[1 if step.name[1] == "try_wait" else 0], who, "u32")
+        if step.name[1] == "init":
+            for thread, one in zip(who, at, strict=True):
+                self.barriers[int(self.local[thread]), int(one)] = Phased()
+            self.pc[who] = place + 1
+            return
+        parity = self.get(step.args[2], who, "u32")
+        ends = np.array([
+            self.barriers[int(self.local[thread]), int(one)].phase % 2 != phase
+            for thread, one, phase in zip(who, at, parity, strict=True)
+        ])  # fmt: skip
+        self.put(step.args[0], who[ends], np.ones(int(ends.sum()), dtype=bool))
+        self.pc[who[ends]] = place + 1
+        self.stopped[who[~ends]] = True
 
     def do_prmt(self, step: Step, who: np.ndarray) -> None:
         pair = self.get(step.args[2], who, "u32").astype(np.uint64) << np.uint64(32)
@@ -38,20 +75,23 @@ class TailMachine(ProjectionMachine):
 class Case:
     """The compiled kernel with its tensors in a machine's memory; dead rows of activations are NaN."""
 
-    def __init__(self, monkeypatch: Any, rows: int = ROWS, live: int = LIVE, exact: bool = True, **change: Any) -> None:
+    def __init__(
+        self, monkeypatch: Any, rows: int = ROWS, live: int = LIVE, exact: bool = True, one: Any = None, **change: Any
+    ) -> None:
         from k3lab.kernels import cute_compile
 
-        self.one, self.live = problem(rows, TP, **SMALL), live
-        self.config = config(self.one, **{"split_k": 4, "at_once": 4, **change})
+        self.one, self.live = one or problem(rows, TP, **SMALL), live
+        rows, tp = self.one.rows, self.one.tp
+        self.config = config(self.one, **({} if one else {"split_k": 4, "at_once": 4}), **change)
         self.exchange = str(self.config["exchange"])
-        self.factors = factors_of(TP, self.exchange)
+        self.factors = factors_of(tp, self.exchange)
         texts: list[str] = []
         count = cute_compile.parameter_count
         with monkeypatch.context() as patch:
             patch.setattr(cute_compile, "parameter_count", lambda ptx: texts.append(ptx) or count(ptx))
             self.compiled = FUSED.compile(self.one, self.config, "sm_90a")
         (self.text,), (self.launch,) = texts, self.compiled.launches
-        self.memory, self.at = Memory(1 << 23), {}
+        self.memory, self.at = Memory(1 << (25 if one else 23)), {}
         self.inputs = whole_numbers(self.one, self.exchange, 3) if exact else FAMILY.inputs(self.one, 3)
         axes = FAMILY.row_axes(self.one)
         for name, tensor in self.inputs.items():
@@ -66,9 +106,9 @@ class Case:
                 self.at[buffer.name] = self.memory.add(buffer.name, np.zeros(buffer.shape, dtype=np.int32))
         for buffer in self.compiled.buffers:
             if buffer.targets_of:
-                slot = 4 * math.prod(self.memory.places[buffer.targets_of][2]) // TP
+                slot = 4 * math.prod(self.memory.places[buffer.targets_of][2]) // tp
                 first = self.at[buffer.targets_of]
-                lines = target_rows([first + rank * slot for rank in range(TP)], self.factors)
+                lines = target_rows([first + rank * slot for rank in range(tp)], self.factors)
                 self.at[buffer.name] = self.memory.add(buffer.name, np.array(lines, dtype=np.int64))
 
     def run(self, seed: int = 0, tick: int = 0, live: int | None = None, saved: int | None = None) -> TailMachine:
@@ -107,6 +147,14 @@ def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange
         assert (case.memory.get("epochs") == turn + 1).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("tp", "rows", "exchange"), [(16, 1, "one_shot"), (16, 3, "two_shot"), (4, 1, "two_shot")])
+def test_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch, tp: int, rows: int, exchange: str) -> None:
+    case = Case(monkeypatch, one=problem(rows, tp), live=rows, exchange=exchange)
+    case.run()
+    case.judge()
+
+
 @pytest.mark.parametrize("change", [{"exchange": "one_shot"}, {"exchange": "two_shot", "split_k": 8}], ids=str)
 def test_any_numbers_lie_within_the_familys_tolerance(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
     """Random inputs, factors that tell the slots apart: against the twin over the same loopback, unrounded."""
@@ -137,10 +185,11 @@ def test_fewer_saved_blocks_than_compiled_for_and_rows_that_change(monkeypatch: 
     assert (case.memory.get("epochs") == 3).all()
 
 
-def test_rows_of_several_passes_and_blocks_that_finish_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch, rows=20, live=18, exchange="one_shot", rows_each=8)
-    assert case.launch.blocks == 12
-    for live in (18, 3):
+def test_rows_of_many_passes_and_blocks_that_finish_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth pass waits for the second phase of a barrier."""
+    case = Case(monkeypatch, rows=50, live=49, exchange="two_shot", rows_each=8)
+    assert case.launch.blocks == 16
+    for live in (49, 3):
         case.poison()
         case.run(live=live)
         case.judge(live)
