@@ -45,9 +45,10 @@ class DecodeCache:
         block_size: int = 16,
         blocks: int | None = None,
         padding: bool = False,
+        dcp: int = 1,
         device: str | torch.device = "cpu",
     ) -> None:
-        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``. ``padding``: with a padding slot.
+        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``. ``padding``: with a padding slot. ``dcp``: ranks that share each context, token t with rank t % dcp.
 
         Raises:
             InputError: a size below 1, or TP does not divide.
@@ -59,14 +60,15 @@ class DecodeCache:
             "max_verify": max_verify,
             "block_size": block_size,
             "blocks": 1 if blocks is None else blocks,
+            "dcp": dcp,
         }
         for name, size in sizes.items():
             if size < 1:
                 raise InputError(f"{name} is {size}, must be at least 1")
         self.card, self.tp = card, tp
         self.max_requests, self.max_context, self.max_verify = max_requests, max_context, max_verify
-        self.block_size = block_size
-        per_request = -(-max_context // block_size)
+        self.block_size, self.dcp = block_size, dcp
+        per_request = -(-max_context // (dcp * block_size))
         self.blocks = max_requests * per_request if blocks is None else blocks
         heads, dim = card.kda_num_heads // tp, card.kda_head_dim
         state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
@@ -180,7 +182,7 @@ class DecodeCache:
                 raise InputError(
                     f"the cache is full: request {slot} needs a context of {length} tokens, max_context is {self.max_context}"
                 )
-            wanted[slot] = -(-length // self.block_size) - len(self._owned[slot])
+            wanted[slot] = -(-length // (self.dcp * self.block_size)) - len(self._owned[slot])
         need = sum(max(0, count) for count in wanted.values())
         if need > len(self._free_blocks):
             raise InputError(

@@ -7,7 +7,7 @@ tensor-parallel group. Weight containers are those of :mod:`k3lab.decode.weights
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from ..kernels.experts.twin import routed, shared
 from ..kernels.kda.twin import kda
 from ..kernels.lm_head.twin import embed, lm_head
 from ..kernels.mla.twin import mla
+from ..kernels.mla.twin_context import mla_context_parallel
 from ..kernels.moe_tail.twin import moe_tail
 from ..kernels.output_projection.twin import add_residual, output_projection
 from ..kernels.router.twin import front, route
@@ -107,9 +108,23 @@ class ReferenceOperators:
 
     name = "reference"
 
-    def __init__(self, card: ModelCard, *, activations: str = "bf16", k_scale: float = 1.0) -> None:
-        """``activations``: how the routed experts see theirs; ``k_scale``: of an FP8 MLA cache."""
-        self.card = card
+    def __init__(
+        self,
+        card: ModelCard,
+        *,
+        activations: str = "bf16",
+        k_scale: float = 1.0,
+        context_group: Collectives | None = None,
+    ) -> None:
+        """Set up.
+
+        Args:
+            card: the model.
+            activations: how the routed experts see theirs.
+            k_scale: of an FP8 MLA cache.
+            context_group: ranks that share each context (DCP); the cache is made for as many.
+        """
+        self.card, self.context_group = card, context_group
         self.activations = activations
         self.k_scale = k_scale
 
@@ -136,9 +151,10 @@ class ReferenceOperators:
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
     ) -> Tensor:
-        """See :class:`Operators`."""
+        """See :class:`Operators`; with a context group, on this rank's part of each context."""
         card = self.card
-        return mla(
+        parallel: dict[str, Any] = {} if self.context_group is None else {"comm": self.context_group}
+        return (mla_context_parallel if parallel else mla)(
             proj,
             attention.core,
             cache,
@@ -149,6 +165,7 @@ class ReferenceOperators:
             nope=card.qk_nope_head_dim,
             rope=card.qk_rope_head_dim,
             k_scale=self.k_scale,
+            **parallel,
         )
 
     def output_projection(

@@ -60,6 +60,8 @@ def prefill(
         InputError: no tokens, ids that are none, a chunk below 1, a full cache, or an unaccepted step.
     """
     check_group(weights, cache, comm)
+    if cache.dcp > 1:
+        raise InputError("prefill knows no context parallelism; decode a prompt's tokens step by step, or use DCP 1")
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
         raise InputError(f"a prompt is one or more whole numbers [tokens], not {list(ids.shape)} {ids.dtype}")
     if not 0 <= int(ids.min()) <= int(ids.max()) < weights.card.vocab_size:

@@ -45,6 +45,8 @@ def save(cache: DecodeCache, slot: int, *, rows: bool = True) -> SavedRequest:
     """
     length = cache.length(slot)
     cache.ready([slot])
+    if cache.dcp > 1:
+        raise InputError("a request whose context lies on several ranks cannot be saved by one of them; use DCP 1")
     at = int(cache.snapshot[slot])
     kda = {
         layer: (cache.kda_convs[layer][slot, at].clone(), states[slot, at].clone())

@@ -125,6 +125,8 @@ def check_group(weights: RankWeights, cache: DecodeCache, comm: Collectives) -> 
         raise InputError(
             f"the weights are those of rank {weights.rank} of {weights.tp}, the group has this as rank {comm.rank} of {comm.size}"
         )
+    if cache.dcp not in (1, weights.tp):
+        raise InputError(f"context parallelism over {cache.dcp} ranks; it is 1 or TP, {weights.tp}")
     if (cache.tp, cache.card) != (weights.tp, weights.card):
         raise InputError(
             f"the cache is for {cache.card.name} at TP {cache.tp}, the weights are for {weights.card.name} at TP {weights.tp}"
@@ -162,6 +164,11 @@ def step(
         InputError: shapes, row count, token ids, slots, a full cache, or parts of different ranks or models.
     """
     check_group(weights, cache, comm)
+    group = getattr(operators, "context_group", None)
+    if (group.size if group else 1) != cache.dcp:
+        raise InputError(
+            f"the cache is for contexts over {cache.dcp} ranks, operators {operators.name} for {group.size if group else 1}"
+        )
     q_len = check_tokens(ids, len(slots), weights.card.vocab_size)
     cache.begin(slots, q_len)
     where = torch.tensor(list(slots), device=weights.device)
