@@ -175,7 +175,7 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.wide > 0):
         while unit < ends[0]:
             following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
-            ring = shared_first(ring, at, following, x_at, parts, turn % 2, warp, lane, PLAN)
+            ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
             arch.sync_threads()
             # some warps finish the unit, while the others begin the next; they are back before the next barrier but one
             shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)

@@ -16,10 +16,17 @@ STORE_WORD, STORE_PAIR = "st.global.u32 [{$r0}], {$r1};", "st.global.v2.u32 [{$r
 
 
 @cute.jit
-def row_addresses(base: Int64, STRIDE: cutlass.Constexpr, lane: Int32, PLAN: cutlass.Constexpr):
-    """Where this lane's rows of an operand lie, 8 by 8: as many as were compiled for, the last one again beyond.
+def live_addresses(base: Int64, STRIDE: cutlass.Constexpr, lane: Int32, rows: Int32, PLAN: cutlass.Constexpr):
+    """Where this lane's rows of the caller's operand lie, 8 by 8; beyond those that are live the last one again."""
+    eights = range(PLAN.row_tiles * PLAN.halves)
+    return [base + Int64(cutlass.min(8 * eight + lane // 4, rows - 1)) * STRIDE for eight in eights]
 
-    Rows that are not live are read too: they are memory of the caller, and no row of an MMA enters into another.
+
+@cute.jit
+def row_addresses(base: Int64, STRIDE: cutlass.Constexpr, lane: Int32, PLAN: cutlass.Constexpr):
+    """Where this lane's rows of the own operand lie, 8 by 8: as many as were compiled for, the last one again beyond.
+
+    Rows that are not live are there too, and no row of an MMA enters into another.
     """
     first = base + Int64(lane // 4) * STRIDE
     found = []
@@ -62,12 +69,12 @@ def product(
 
 @cute.jit
 def shared_first(
-    ring: list, at: list, following: list, x: Int64, parts: cute.Tensor, parity: Int32, warp: Int32, lane: Int32,
-    PLAN: cutlass.Constexpr,
+    ring: list, at: list, following: list, x: Int64, rows: Int32, parts: cute.Tensor, parity: Int32, warp: Int32,
+    lane: Int32, PLAN: cutlass.Constexpr,
 ):  # fmt: skip
     """One warp's share of a unit of the first product, into shared memory; the ring, refilled."""
     start = x + Int64(warp * (PLAN.shared_steps1 * 64) + lane % 4 * 16)
-    where = row_addresses(start, 2 * PLAN.hidden, lane, PLAN)
+    where = live_addresses(start, 2 * PLAN.hidden, lane, rows, PLAN)
     acc, ring = product(
         ring, at, following, where, PLAN.shared_steps1, PLAN.depth, PLAN.shared_x_depth(PLAN.shared_steps1), PLAN
     )
