@@ -138,7 +138,9 @@ def connect(path: Path, study: Path | None = None) -> RDBStorage:
         # the file's name is kept out of the URL, in which ?, #, % and braces mean something
         return RDBStorage("sqlite:///study", engine_kwargs={"creator": open_file})
     except RuntimeError as error:  # Optuna's own table version
-        raise InputError(f"study {study or path} was written by another Optuna: {' '.join(str(error).split())}") from error
+        raise InputError(
+            f"study {study or path} was written by another Optuna: {' '.join(str(error).split())}"
+        ) from error
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
         raise InputError(f"study {study or path} cannot be opened: {str(error).splitlines()[0]}") from error
 
