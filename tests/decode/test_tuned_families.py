@@ -203,6 +203,8 @@ def test_a_rank_alone_routes_uniformly() -> None:
     for _ in range(60):
         logits = peers.logits_around(torch.randn(8, 56, generator=generator))
         assert logits.shape == (8, 896)
+        # a rank that hears itself from everybody hits as many, which are no others
+        assert torch.equal(logits[:, 56:], peers.logits[:, 56:])
         hit.append(len(logits.topk(16, dim=-1).indices.unique()))
     assert abs(sum(hit) / 60 - expected_distinct_experts(K3, 8)) < 0.02 * expected_distinct_experts(K3, 8)
     words = peers.words(12)
