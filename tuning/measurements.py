@@ -11,7 +11,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,18 @@ def measured(paths: Iterable[Path]) -> Iterator[Measured]:
                         tuple(KernelResources(**each) for each in one["resources"]), False,
                     )  # fmt: skip
             continue
-        identity = data["identity"]
-        for one in data["configs"]:
-            if one["status"] == "ok":
-                yield Measured(
-                    identity["family"], identity["engine"], identity["gpu"], identity["problem"], one["config"], one["value"],
-                    tuple(KernelResources(**each) for each in one["resources"]), True,
-                )  # fmt: skip
+        yield from recorded(data)
+
+
+def recorded(recording: Mapping[str, Any]) -> Iterator[Measured]:
+    """The configs of a recorded space that ended ok."""
+    identity = recording["identity"]
+    for one in recording["configs"]:
+        if one["status"] == "ok":
+            yield Measured(
+                identity["family"], identity["engine"], identity["gpu"], identity["problem"], one["config"], one["value"],
+                tuple(KernelResources(**each) for each in one["resources"]), True,
+            )  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..kernels import InputError
 from ..kernels.whole_file import write_whole
 from .calibrate import features_of, fit, left_out
 from .cost_model import POOLED, Constants, constants_of, terms, total
-from .measurements import Measured, measured
+from .measurements import Measured, measured, recorded
 from .model_error import DATA
 
 LEAST = 5
@@ -57,6 +57,19 @@ def guess_us(one: Measured, constants: Constants | None = None) -> float:
     """What the model says of a measured config, from its recorded resources; it never sees its time."""
     used = constants or constants_of(one.family, one.engine)[0]
     return float(total(terms(features_of(one), used), used))
+
+
+def pairs(recording: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(predicted, measured) microseconds of every config of a recorded space that was measured.
+
+    Raises:
+        InputError: its values are predicted ones.
+    """
+    if recording["evidence"] != "measured":
+        raise InputError(
+            f"a recording of {recording['evidence']} values cannot judge the cost model; it takes measured ones"
+        )
+    return [(guess_us(one), one.us) for one in recorded(recording)]
 
 
 def bytes_us(one: Measured) -> float:

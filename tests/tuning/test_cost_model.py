@@ -17,6 +17,7 @@ from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, OVERLAP, TERM_MEANINGS
 from k3lab.tuning.cubin import KernelResources
 from k3lab.tuning.measurements import Measured, measured
 from k3lab.tuning.model_error import DATA as ERRORS
+from k3lab.tuning.record import read
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "results").glob("h200/*.json.gz"))
 
@@ -143,6 +144,15 @@ def test_what_the_cubin_holds_reaches_the_prediction(configs: list[Measured]) ->
     assert us(instructions={"HMMA": 4000}) > us(instructions={"HMMA": 400})
     with pytest.raises(ValueError, match="does not fit"):
         us(dynamic_shared_bytes=300 * 1024)
+
+
+def test_a_recording_gives_its_pairs_and_a_predicted_one_none(configs: list[Measured]) -> None:
+    path = next(path for path in RECORDINGS if "triton_mla" in path.name)
+    found = validate.pairs(read(path))
+    fair = [one for one in configs if one.fair and one.problem["kind"] == "mla"]
+    assert found == [(validate.guess_us(one), one.us) for one in fair] and len(found) == 41
+    with pytest.raises(InputError, match="takes measured ones"):
+        validate.pairs({**read(path), "evidence": "predicted"})
 
 
 def test_blocks_that_fit_together_are_one_round() -> None:
