@@ -104,6 +104,7 @@ class Compare:
     """Runs both operators on the same inputs, asserts, and goes on with the twin's result."""
 
     name = "compare"
+    context_group = None
 
     def __init__(self, reference: ReferenceOperators, other: AutoOperators) -> None:
         self.reference, self.other = reference, other
