@@ -150,7 +150,7 @@ def _run(
         requests=options.rows,
         context=options.context,
         verify=options.drafts + 1,
-        one_rank=group is not None,
+        one_rank=group is not None and group.alone,
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)

@@ -26,8 +26,9 @@ def test_a_family_of_a_twin_alone_is_told_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(type(family("kda")), "engines", ())
-    assert main.run(["check", "kda"]) == 2
-    assert "family kda has no engine yet, only its twin" in capsys.readouterr().err
+    for command in ("check", "tune"):
+        assert main.run([command, "kda"]) == 2
+        assert "kda has no engine yet, only its twin" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

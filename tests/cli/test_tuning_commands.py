@@ -114,7 +114,6 @@ def test_a_search_with_a_parameter_held_is_a_study_of_its_own(capsys: pytest.Cap
         ([*TUNE, "--study", "."], "is a folder"),
         ([*TUNE, "--study", "/proc/none/s.sqlite3"], "cannot be written"),
         ([*TUNE, "--study", "text"], "is no SQLite database"),
-        (["tune", "kda"], "no engine yet, only its twin"),
         (["study", "show", "text"], "is no SQLite database"),
         (["study", "record", "attention_projection", "--out", "x.json"], "a recording is a .json.gz file"),
         (["export", "text", "--out", "bundle"], "is no SQLite database"),

@@ -82,7 +82,7 @@ class Case:
 
         self.one, self.live = one or problem(rows, TP, **SMALL), live
         rows, tp = self.one.rows, self.one.tp
-        self.config = config(self.one, **({} if one else {"split_k": 4, "at_once": 4}), **change)
+        self.config = config(self.one, **{**({} if one else {"split_k": 4, "at_once": 4}), **change})
         self.exchange = str(self.config["exchange"])
         self.factors = factors_of(tp, self.exchange)
         texts: list[str] = []
