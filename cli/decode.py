@@ -20,6 +20,9 @@ from .output import Json, emit
 if TYPE_CHECKING:
     pass
 
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+"""What a server may keep its caches in; which of them are served is the scope's to say."""
+
 app = typer.Typer(help="Plan and run the decode path.", no_args_is_help=True)
 
 
@@ -114,8 +117,12 @@ def scope_command(
     """Say which share of the steps of a workload latency_specialized would serve, and why not the others."""
     from ..decode.scope import RankSituation, entry_rows, group_scope
     from ..decode.workload import judge_workload
+    from ..kernels import InputError
     from ..kernels.gpu_cards import gpu_card
 
+    for name, dtype in (("ssm-dtype", ssm_dtype), ("kv-dtype", kv_dtype)):
+        if dtype not in DTYPES:
+            raise InputError(f"--{name} is {dtype!r}; dtypes: {', '.join(DTYPES)}")
     card, chip, loaded = card_of(model, tp), gpu_card(gpu), bundle_of(bundle, accept)
     card.check_tp(tp)
     rows = entry_rows(card, loaded, tp=tp, gpu=chip.name)

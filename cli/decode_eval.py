@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
+from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, kept_alone, progress_bar, real_card
 from .output import Json, emit
 from .words import counted
 
@@ -38,26 +38,30 @@ def eval_command(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Say whether latency_specialized loses quality against auto: paired scores, and long outputs followed for drift."""
-    from ..decode.evaluation.evaluate import EvalOptions, Record, cases, evaluate, prompt_of
+    from ..decode.evaluation.evaluate import EvalOptions, Record, check_prompts, check_record, evaluate
     from ..decode.evaluation.places import places
     from ..decode.evaluation.problems import read_problems
     from ..decode.evaluation.text import Text
     from ..kernels import InputError
+    from ..kernels.gpu_cards import gpu_card
 
     options = EvalOptions(tokens, rows, repeats, temperature, seed, margin)
     options.check()
     file = read_problems(problems)
     if checkpoint and model:
         raise InputError("--checkpoint has a model of its own; give it without --model")
-    card = card_of(str(checkpoint / "config.json") if checkpoint else model or "small", 1)
+    gpu_card(gpu)
+    card = real_card(str(checkpoint / "config.json") if checkpoint else model or "small", 1)
     where = tokenizer or (checkpoint if checkpoint and (checkpoint / "tokenizer.json").exists() else None)
     text = Text(where, template, stop or ()) if where else None
     if text is None and (template or stop):
         raise InputError("--chat-template and --stop speak of text; give the model's --tokenizer")
-    for case in cases(file.problems, options):
-        prompt_of(case, text)  # what cannot be asked is told before weights are loaded
+    # what cannot be asked or kept is told before weights are loaded
+    check_prompts(file, options, text, vocabulary=card.vocab_size, context=card.max_position_embeddings)
+    if out:
+        check_record(out)
     loaded = bundle_of(bundle, accept)
-    with progress_bar() as told:
+    with kept_alone(out), progress_bar() as told:
         here = places(card, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, say=told)
         settings = {
             **here.conditions, "problems": file.digest, "tokens": tokens, "rows": rows, "repeats": repeats,
@@ -100,6 +104,10 @@ def render_eval(console: Console, data: Data) -> None:
             f" nats a token {nats[0]:.3f} and {nats[1]:.3f}, repeated {repeats[0]:.1%} and {repeats[1]:.1%}"
         )
     say(f"long outputs: {followed['verdict']}" + (f", up to token {followed['last']}" if followed["last"] else ""))
+    if data["outputs_of_earlier_runs"]:
+        say(
+            f"  {counted(data['outputs_of_earlier_runs'], 'output')} of earlier runs: what those left to auto is not in this report"
+        )
     for backend, steps in data["steps"].items():
         for one in (steps or {}).get("fallbacks", []):
             say(f"  {backend} left {counted(one['count'], 'step')} to auto: {one['reason']}")

@@ -42,6 +42,40 @@ def card_of(model: str, tp: int) -> ModelCard:
     return ModelCard.from_file(model)
 
 
+def real_card(model: str, tp: int) -> ModelCard:
+    """As :func:`card_of`, for commands that do not know the model made to fit a GPU's memory."""
+    from ..kernels import InputError
+
+    if model == "demo":
+        raise InputError(
+            "model demo is made for `decode run` alone; models here: small, k3, or the path of a config.json"
+        )
+    return card_of(model, tp)
+
+
+@contextmanager
+def kept_alone(path: Path | None) -> Iterator[None]:
+    """No second run writes to the same place meanwhile.
+
+    Raises:
+        InputError: one does.
+    """
+    from filelock import FileLock, Timeout
+
+    from ..kernels import InputError
+
+    if path is None:
+        yield
+        return
+    try:
+        with FileLock(f"{path}.lock", timeout=0):
+            yield
+    except Timeout:
+        raise InputError(f"another run writes to {path} now") from None
+    except OSError as error:
+        raise InputError(f"cannot write {path}.lock ({error.strerror})") from None
+
+
 def bundle_of(path: Path | None, accept: list[str] | None) -> Bundle | None:
     """The bundle of ``--bundle`` with what ``--accept`` adds; None without one."""
     from ..kernels import InputError

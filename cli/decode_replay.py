@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
+from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, progress_bar, real_card
 from .output import Json, emit
 from .words import counted
 
@@ -21,6 +21,7 @@ BOTH = ("auto", "latency_specialized")
 
 def traffic_command(
     out: Path = typer.Argument(help="File to write, JSON lines."),
+    force: bool = typer.Option(False, "--force", help="Write over a file that is there."),
     sessions: int = typer.Option(8, "--sessions", help="Users."),
     turns: int = typer.Option(6, "--turns", help="Mean turns a session."),
     system: int = typer.Option(4000, "--system", help="Tokens of a system prompt."),
@@ -39,6 +40,8 @@ def traffic_command(
     from ..kernels.whole_file import write_whole
 
     shape = Shape(sessions, turns, system, systems, prompt, output, pause, arrivals, context)
+    if out.exists() and not force:
+        raise InputError(f"{out} is there already; --force writes over it")
     made = synthetic(shape, seed)
     try:
         write_whole(out, "".join(json.dumps(one.to_json()) + "\n" for one in made.sessions))
@@ -74,6 +77,7 @@ def replay_command(
     from ..decode.traffic.both import measures, replay_all
     from ..decode.traffic.sessions import read_traffic
     from ..kernels import InputError, device
+    from ..kernels.gpu_cards import gpu_card
     from ..kernels.whole_file import write_whole
     from ..tuning.environment import environment
 
@@ -83,8 +87,11 @@ def replay_command(
         raise InputError(f"rows {rows}, keep-gb {keep_gb:g}: rows lie in 1..64, memory is 0 or more")
     if checkpoint and model:
         raise InputError("--checkpoint has a model of its own; give it without --model")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed}; it is a whole number of 32 bits")
+    gpu_card(gpu)
     traffic = read_traffic(workload)
-    card = card_of(str(checkpoint / "config.json") if checkpoint else model or "small", 1)
+    card = real_card(str(checkpoint / "config.json") if checkpoint else model or "small", 1)
     if traffic.context > card.max_position_embeddings:
         raise InputError(
             f"{workload} grows to {traffic.context} tokens; {card.name} takes {card.max_position_embeddings}"
@@ -93,8 +100,11 @@ def replay_command(
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
+            there = next((name for name in names if (out / f"{name}.turns.jsonl").exists()), None)
         except OSError as error:
             raise InputError(f"cannot make {out} ({error.strerror})") from None
+        if there:
+            raise InputError(f"{out / there}.turns.jsonl is there already; name another folder, or remove it")
     with progress_bar() as told:
         here = places(card, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, say=told)
         ran = replay_all(

@@ -127,7 +127,8 @@ class Space:
     def __post_init__(self) -> None:
         reason = self.illegal(self.default)
         if reason:
-            raise ValueError(f"default config is illegal: {reason}")
+            # of an engine's own making, but met by whoever asks for a problem that no config serves on that GPU
+            raise InputError(f"no config is known that serves this problem on this GPU; the default: {reason}")
 
     def illegal(self, config: Config) -> str | None:
         """Why the config is not a legal point, or None if it is."""

@@ -73,6 +73,18 @@ def cases(problems: Sequence[Problem], options: EvalOptions) -> list[Case]:
     ]  # fmt: skip
 
 
+def check_prompts(file: ProblemFile, options: EvalOptions, text: Text | None, *, vocabulary: int, context: int) -> None:
+    """Raise InputError for a problem that cannot be asked of a model: told before weights are loaded."""
+    for case in cases(file.problems, options):
+        ids = prompt_of(case, text)
+        if not ids or max(ids) >= vocabulary:
+            raise InputError(f"problem {case.problem.name}: the model's token ids lie in 0..{vocabulary - 1}")
+        if len(ids) + options.tokens > context:
+            raise InputError(
+                f"problem {case.problem.name} has {len(ids)} tokens; with --tokens {options.tokens} that is more than the model's {context}"
+            )
+
+
 def prompt_of(case: Case, text: Text | None) -> tuple[int, ...]:
     """Token ids of what is asked.
 
@@ -86,6 +98,44 @@ def prompt_of(case: Case, text: Text | None) -> tuple[int, ...]:
     return text.encode(case.problem.messages(case.seed))
 
 
+def _head(line: str, path: Path | None) -> dict[str, Any]:
+    try:
+        there = json.loads(line)
+    except (ValueError, RecursionError):
+        there = None
+    if not isinstance(there, dict) or "k3lab_eval" not in there:
+        raise InputError(f"{path} is no record of an evaluation; name another file")
+    return there
+
+
+def check_record(path: Path) -> None:
+    """Raise InputError for a file that cannot be a record: told before weights are loaded."""
+    try:
+        with path.open() as file:
+            first = file.readline()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise InputError(f"cannot use {path}: there is no folder {path.parent}") from None
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot use {path}: {getattr(error, 'strerror', None) or 'no text'}") from None
+    if first:
+        _head(first, path)
+
+
+def _is_output(entry: Any, most: int) -> bool:
+    """Whether it has the fields that :meth:`Record.add` writes, with values that an output can have."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("problem"), str):
+        return False
+    tokens, logprobs = entry.get("tokens"), entry.get("logprobs")
+    return (
+        entry.get("backend") in BACKENDS and type(entry.get("repeat")) is int and type(entry.get("stopped")) is bool
+        and isinstance(tokens, list) and 1 <= len(tokens) <= most and all(type(one) is int and 0 <= one < 2**31 for one in tokens)
+        and isinstance(logprobs, list) and len(logprobs) == len(tokens)
+        and all(type(one) is float and -1e6 < one <= 1e-6 for one in logprobs)
+    )  # fmt: skip
+
+
 class Record:
     """Outputs on the disk, a line each: what is there is not made again."""
 
@@ -95,6 +145,8 @@ class Record:
         Raises:
             InputError: it cannot be read or written, or is of other settings; the field is named.
         """
+        self.earlier = 0
+        """Outputs that earlier runs left: what those left to ``auto`` is not known any more."""
         self._path, self.outputs = path, {}  # type: ignore[var-annotated]
         if path is None:
             return
@@ -109,21 +161,22 @@ class Record:
         self._read(lines, json.loads(head))
 
     def _read(self, lines: list[str], wanted: dict[str, Any]) -> None:
-        try:
-            there = json.loads(lines[0])
-            assert isinstance(there, dict)
-        except (ValueError, AssertionError):
-            raise InputError(f"{self._path} is no record of an evaluation") from None
+        there = _head(lines[0], self._path)
         for name in sorted({*there, *wanted}):
             if there.get(name) != wanted.get(name):
                 raise InputError(f"{self._path} is of another evaluation: its {name} is {there.get(name)!r}, now {wanted.get(name)!r}")  # fmt: skip
-        for line in lines[1:]:
+        for number, line in enumerate(lines[1:], 2):
             try:
                 entry = json.loads(line)
-            except ValueError:  # the machine stopped while it was written
+            except (ValueError, RecursionError):  # the machine stopped while it was written
                 continue
+            if not _is_output(entry, wanted.get("tokens", MAX_TOKENS)):
+                raise InputError(
+                    f"{self._path} line {number} is no output of this evaluation; remove the line or the file"
+                )
             key = (entry["backend"], entry["problem"], entry["repeat"])
             self.outputs[key] = Output(entry["tokens"], entry["logprobs"], entry["stopped"])
+        self.earlier = len(self.outputs)
 
     def add(self, backend: str, case: Case, output: Output) -> None:
         """Keep one.
@@ -184,7 +237,7 @@ def evaluate(
                 say(f"{backend} outputs", done, len(todo))
         notes[backend] = dispatcher.tally.to_json() if dispatcher.backend != "auto" else None
         del dispatcher
-    return judge(file, options, kept, text) | {"steps": notes}
+    return judge(file, options, kept, text) | {"steps": notes, "outputs_of_earlier_runs": kept.earlier}
 
 
 def judge(file: ProblemFile, options: EvalOptions, kept: Record, text: Text | None) -> dict[str, Any]:

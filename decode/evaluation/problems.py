@@ -93,7 +93,7 @@ def read_problems(path: str | Path) -> ProblemFile:
     path = Path(path)
     try:
         data = path.read_bytes()
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -129,7 +129,10 @@ def _problem(given: Any, where: str, number: str) -> Problem:
     (form,) = forms
     fields = {name: given[name] for name in FORMS[form]}
     _CHECKS[form](fields, where)
-    return Problem(str(given.get("id", number)), form, fields)
+    name = str(given.get("id", number))
+    if not name.isprintable() or len(name) > 200:
+        raise InputError(f"{where}: its id is no printable text of 200 letters or fewer")
+    return Problem(name, form, fields)
 
 
 def _text(fields: Mapping[str, Any], where: str, *names: str) -> None:
@@ -141,8 +144,8 @@ def _text(fields: Mapping[str, Any], where: str, *names: str) -> None:
 def _aime(fields: dict[str, Any], where: str) -> None:
     _text(fields, where, "problem")
     answer = str(fields["answer"]).strip()
-    if not (answer.isascii() and answer.isdigit() and int(answer) <= 999):
-        raise InputError(f"{where}: answer {fields['answer']!r} is no whole number 0..999")
+    if not (answer.isascii() and answer.isdigit() and len(answer) <= 3):
+        raise InputError(f"{where}: answer {answer[:20]!r} is no whole number 0..999")
     fields["answer"] = int(answer)
 
 

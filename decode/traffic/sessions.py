@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +106,7 @@ def read_traffic(path: str | Path) -> Traffic:
     """
     path = Path(path)
     try:
-        lines = path.read_text().split("\n")
+        lines = path.read_text("utf-8-sig").split("\n")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -139,13 +138,8 @@ def _fields(data: Any, where: str, needed: set[str], more: set[str] = frozenset(
 
 
 def _seconds(value: Any, name: str, where: str) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or not 0 <= value <= MOST_SECONDS
-    ):
-        raise InputError(f"{where}: {name} is {value!r}, must be seconds from 0 to {MOST_SECONDS}")
+    if type(value) not in (int, float) or not 0 <= value <= MOST_SECONDS:  # no comparison holds for NaN
+        raise InputError(f"{where}: {name} is {repr(value)[:22]}, must be seconds from 0 to {MOST_SECONDS}")
     return float(value)
 
 
@@ -155,15 +149,19 @@ def _tokens(value: Any, name: str, where: str) -> int:
     return value
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 1 <= len(value) <= 200 and value.isprintable()
+
+
 def _session(data: Any, where: str) -> Session:
     data = _fields(data, where, {"session", "turns"}, {"start_s", "system"})
-    if not isinstance(data["session"], str) or not data["session"]:
-        raise InputError(f"{where}: session is {data['session']!r}, must be a name")
+    if not _is_name(data["session"]):
+        raise InputError(f"{where}: session is {repr(data['session'])[:22]}, must be a name")
     system, system_tokens = None, 0
     if data.get("system") is not None:
         shared = _fields(data["system"], f"{where}: system", {"name", "tokens"})
-        if not isinstance(shared["name"], str):
-            raise InputError(f"{where}: the system's name is {shared['name']!r}, must be a name")
+        if not _is_name(shared["name"]):
+            raise InputError(f"{where}: the system's name is {repr(shared['name'])[:22]}, must be a name")
         system, system_tokens = shared["name"], _tokens(shared["tokens"], "tokens of the system", where)
     if not isinstance(data["turns"], list) or not data["turns"]:
         raise InputError(f"{where}: turns is no list of turns")

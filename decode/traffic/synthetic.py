@@ -34,13 +34,24 @@ class Shape:
 
     def check(self) -> None:
         """Raise InputError for a shape that cannot be."""
-        counts = (self.sessions, self.turns, self.system_tokens, self.systems, self.prompt, self.output, self.context)
-        if (
-            min(counts) < 1
-            or not 0 <= self.sigma <= 3
-            or not (0 <= self.pause_s < 86_400 and 0 <= self.arrivals_s < 86_400)
-        ):
-            raise InputError(f"no traffic of {self}")
+        most = {
+            "sessions": 100_000,
+            "turns": 10_000,
+            "systems": 100_000,
+            "prompt": 2**20,
+            "output": 2**20,
+            "context": 2**24,
+        }
+        for name, limit in {**most, "system_tokens": 2**24}.items():
+            if not 1 <= getattr(self, name) <= limit:
+                raise InputError(f"{name.removesuffix('_tokens')} is {getattr(self, name)}, must be 1 to {limit}")
+        for name in ("pause_s", "arrivals_s"):
+            if not 0 <= getattr(self, name) < 86_400:
+                raise InputError(
+                    f"{name.removesuffix('_s')} is {getattr(self, name):g}, must be seconds from 0 to a day"
+                )
+        if not 0 <= self.sigma <= 3:
+            raise InputError(f"sigma is {self.sigma:g}, must lie in 0..3")
         if self.system_tokens + 2 > self.context:
             raise InputError(
                 f"a context of {self.context} tokens has no room behind a system prompt of {self.system_tokens}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import health
 from ..contract import Arg, Buffer, Engine, Launch, Problem
 from ..cute_sources import CUTE_PARTS
+from ..errors import InputError
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param
 from .choice_layout import Choice
@@ -170,10 +171,17 @@ def front_rules(problem: Router, gpu: GpuCard) -> tuple[Constraint, ...]:
 
 
 def first_legal(problem: Router, rules: Sequence[Constraint], more: Config) -> Config:
-    """The default: the first wish that no rule forbids, with ``more`` parameters."""
+    """The default: the first wish that no rule forbids, with ``more`` parameters.
+
+    Raises:
+        InputError: every one is forbidden.
+    """
     base = {"release": "loads", "k_order": "free", **more}
     found = [{**base, **wish} for wish in wishes(problem)]
-    return next((wish for wish in found if all(rule.holds(wish) for rule in rules)), found[0])
+    legal = next((wish for wish in found if all(rule.holds(wish) for rule in rules)), None)
+    if legal is None:
+        raise InputError(f"router {problem.label}: none of the configs that were thought of fits this GPU")
+    return legal
 
 
 def wishes(problem: Router) -> Iterator[Config]:

@@ -52,7 +52,7 @@ def test_a_small_file_concludes_nothing_and_says_so(
 def test_wrong_calls_are_one_line(
     problems: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    assert run(["decode", "eval", str(problems), *words]) == 2
+    assert run(["decode", "eval", str(problems), "--tokens", "2", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 

@@ -66,6 +66,9 @@ def test_turns_that_ended_before_an_interruption_are_kept(tmp_path: Path, monkey
         (["--keep-gb", "-1"], "keep-gb -1"),
         (["--backend", "stock"], "unknown backend 'stock'"),
         (["--model", "large"], "unknown model"),
+        (["--model", "demo"], "decode run` alone"),
+        (["--gpu", "nope"], "unknown GPU"),
+        (["--seed", "-1"], "seed is -1"),
     ],
 )
 def test_wrong_calls_are_one_line(
@@ -77,6 +80,9 @@ def test_wrong_calls_are_one_line(
     assert run(["decode", "replay", str(file), *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-    assert run(["decode", "traffic", str(file), "--sessions", "0"]) == 2
+    assert run(["decode", "traffic", str(file)]) == 2
+    assert "is there already; --force" in capsys.readouterr().err
+    assert run(["decode", "traffic", str(file), "--force", "--sessions", "0"]) == 2
+    assert "sessions is 0, must be 1 to" in capsys.readouterr().err
     assert read_traffic(file)  # what was there is still there
     assert run(["decode", "traffic", str(tmp_path / "no" / "folder")]) == 2

@@ -146,3 +146,36 @@ def test_every_repeat_has_a_seed_of_its_own(file: ProblemFile) -> None:
 def test_a_prompt_that_has_no_room_is_refused(weights: RankWeights) -> None:
     with pytest.raises(InputError, match="prompt 1 has 20 tokens"):
         list(generate(dispatcher(weights, ReferenceOperators(weights.card), 16), [Asked((1,), 0), Asked((1,) * 20, 0)], rows=2, most=4))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": "abc", "logprobs": [-1.0] * 3},
+        {"tokens": [], "logprobs": []},
+        {"tokens": [1, -5]},
+        {"logprobs": []},
+        {"logprobs": [float("nan"), -1.0]},
+        {"logprobs": [1.0, 1.0]},
+        {"tokens": [1] * 50, "logprobs": [-1.0] * 50},
+        {"stopped": "maybe"},
+        {"repeat": [1]},
+        {"backend": "stock"},
+        None,
+    ],
+)
+def test_a_kept_output_that_can_be_none_is_named(change: dict[str, object] | None, tmp_path: Path) -> None:
+    path, settings = tmp_path / "eval.jsonl", {"tokens": 6}
+    Record(path, settings)
+    good = {
+        "backend": "auto",
+        "problem": "a",
+        "repeat": 0,
+        "tokens": [1, 2],
+        "logprobs": [-1.0, -0.5],
+        "stopped": False,
+    }
+    with path.open("a") as file:
+        file.write("\n" + json.dumps(good) + "\n" + json.dumps({**good, **change} if change is not None else None))
+    with pytest.raises(InputError, match="line 4 is no output of this evaluation"):
+        Record(path, settings)

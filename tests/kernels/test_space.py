@@ -89,7 +89,7 @@ def test_refusals_are_counted_by_reason():
 
 
 def test_default_must_be_legal():
-    with pytest.raises(ValueError, match="default config is illegal"):
+    with pytest.raises(InputError, match="no config is known that serves this problem"):
         Space((Param("tile", (16,), ""),), (), {"tile": 8})
 
 
