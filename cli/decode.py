@@ -20,7 +20,7 @@ from .output import Json, emit
 if TYPE_CHECKING:
     pass
 
-DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 """What a server may keep its caches in; which of them are served is the scope's to say."""
 
 app = typer.Typer(help="Plan and run the decode path.", no_args_is_help=True)
