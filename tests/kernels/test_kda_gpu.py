@@ -4,6 +4,7 @@ import pytest
 import torch
 from k3lab.tuning.compare import compare
 
+from .gpu_acts import same
 from .kda_case import ENGINE, FAMILY, expected_in_place, pool, problem
 from .test_kda_engines import drawn
 
@@ -54,10 +55,6 @@ class Case:
 
     def bits(self):
         return [tensor.view(torch.uint8).clone() for tensor in self.outputs.values()]
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("tp", "rows", "kind"), STEPS)

@@ -6,12 +6,12 @@ import time
 
 import pytest
 import torch
-from k3lab.kernels.collectives import CollectiveError
-from k3lab.kernels.health import check_health, rearm, set_limit
+from k3lab.kernels.health import check_health
 from k3lab.kernels.lm_head.peers import own_slot
 from k3lab.kernels.lm_head.twin import best_token
 from k3lab.kernels.transports import Loopback
 
+from .gpu_acts import delay_often, replay_often, same, silence
 from .lm_head_case import CUTE, FAMILY, ROWS, TRITON, engine_of, problem, whole_numbers
 from .virtual_ranks import Group, VirtualRank
 
@@ -71,10 +71,6 @@ class Case:
 
     def bits(self):
         return [tensor.contiguous().view(torch.uint8).clone() for tensor in self.outputs.values()]
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def drawn(one, card, count, seed=0):
@@ -189,22 +185,7 @@ def test_epochs_wrap(device):
 @pytest.mark.parametrize("kind", ["shard", "argmax", "embed"])
 def test_a_graph_of_pdl_launches_gives_the_same_bits_fifty_times(device, kind):
     case = Case(device, problem(8, kind, vocab=5120))
-    case.run(pdl=False)
-    case.judge()
-    first = case.bits()
-    call = case.runner.bind(case.tensors)
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            call()
-    for _ in range(50):
-        case.poison()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert same(first, case.bits())
-    check_health(case.runner.buffers)
+    replay_often(case, 50)
 
 
 @pytest.mark.parametrize("rows", [1, 33])
@@ -212,41 +193,14 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_fifty_times(device, kind):
 def test_delays_change_no_bit(device, rows, kind):
     one = problem(rows, kind, vocab=1024)
     plain, delayed = (Case(device, one, {"jitter": jitter}) for jitter in (0, 1))
-    plain.run()
-    call = delayed.runner.bind(delayed.tensors)
-    for _ in range(200):
-        delayed.poison()
-        call()
-        call()
-        torch.cuda.synchronize()
-        assert same(plain.bits(), delayed.bits())
-    check_health(delayed.runner.buffers)
+    delay_often(plain, delayed, 200)
 
 
 @pytest.mark.parametrize("dead", [0, 8, 15])
 @pytest.mark.parametrize("kind", ["argmax", "embed"])
 def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, kind):
     case = Case(device, problem(8, kind, vocab=1024))
-    for _ in range(3):
-        case.run()
-    table = case.runner.buffers["mailbox_targets"]
-    elsewhere = torch.zeros_like(case.runner.buffers["mailbox"][0])
-    right = int(table[dead, 0])
-    table[dead, 0] = elsewhere.data_ptr()
-    set_limit(case.runner.buffers, 0.2)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    case.runner.bind(case.tensors)()
-    case.runner.bind(case.tensors)()
-    torch.cuda.synchronize()
-    assert 0.1 < time.perf_counter() - start < 1.0
-    with pytest.raises(CollectiveError, match=rf"rank {dead} did not publish"):
-        check_health(case.runner.buffers, 0)
-    table[dead, 0] = right
-    rearm(case.runner)
-    for _ in range(3):
-        case.run()
-        case.judge()
+    silence(case, dead, rf"rank {dead} did not publish")
 
 
 @pytest.mark.parametrize("size", [2, 4])

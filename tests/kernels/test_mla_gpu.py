@@ -8,6 +8,7 @@ import pytest
 import torch
 from k3lab.kernels.mla.family import Mla
 
+from .gpu_acts import same
 from .mla_case import FAMILY, exact_inputs, inserted, judge, judge_exact, problem, same_cache, written
 
 CUTE, TRITON = FAMILY.engine("cute_mma"), FAMILY.engine("triton")
@@ -60,10 +61,6 @@ class Case:
 
     def bits(self):
         return self.out.view(torch.int16).clone(), self.cache.view(torch.uint8).clone()
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 SHAPES = [

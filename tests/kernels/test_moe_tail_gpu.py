@@ -1,15 +1,13 @@
 """The tail's engine on a GPU over loopback: the twin's bits, epochs, graphs, delays, and a rank that never comes."""
 
-import time
-
 import pytest
 import torch
 from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.transports import Loopback
 
+from .gpu_acts import delay_often, replay_often, run_often, same, silence
 from .moe_tail_case import FAMILY, FUSED, Case, config, problem
-from .output_projection_case import run_often, same
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(16, rows) for rows in (1, 2, 3, 5, 8, 12, 16, 33, 64)] + [(8, 1), (8, 8), (8, 64), (4, 1), (4, 8), (4, 24)]
@@ -117,21 +115,8 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_and_keeps_its_edges(device,
 
     one = problem(8, 16)
     case = Case(device, one, config(one, exchange=exchange))
-    case.run(pdl=False)
-    case.judge()
-    first = case.bits()
-    call = case.runner.bind(case.tensors)
-    assert programmatic_edges(captured([call] * 4)) == 3
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            call()
-    for _ in range(100):
-        case.poison()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert same(first, case.bits())
-    check_health(case.runner.buffers)
+    assert programmatic_edges(captured([case.runner.bind(case.tensors)] * 4)) == 3
+    replay_often(case, 100)
 
 
 @pytest.mark.parametrize(("tp", "rows", "exchange"), [(16, 1, "one_shot"), (16, 8, "two_shot"), (8, 33, "two_shot")])
@@ -140,15 +125,7 @@ def test_hundreds_of_seeds_of_delays_change_no_bit(device, tp, rows, exchange):
     one = problem(rows, tp)
     chosen = config(one, exchange=exchange)
     plain, delayed = (Case(device, one, {**chosen, "jitter": jitter}) for jitter in (0, 1))
-    plain.run()
-    call = delayed.runner.bind(delayed.tensors)
-    for _ in range(250):
-        delayed.poison()
-        call()
-        call()
-        torch.cuda.synchronize()
-        assert same(plain.bits(), delayed.bits())
-    check_health(delayed.runner.buffers)
+    delay_often(plain, delayed, 250)
 
 
 @pytest.mark.parametrize("dead", [0, 15])
@@ -163,27 +140,7 @@ def test_hundreds_of_seeds_of_delays_change_no_bit(device, tp, rows, exchange):
 def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, exchange, table, says):
     one = problem(8, 16)
     case = Case(device, one, config(one, exchange=exchange))
-    for _ in range(3):
-        case.run()
-    lines = case.runner.buffers[f"{table}_targets"]
-    elsewhere = torch.zeros_like(case.runner.buffers[table][0])
-    right = int(lines[dead, 0])
-    lines[dead, 0] = elsewhere.data_ptr()
-    set_limit(case.runner.buffers, 0.2)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    case.runner.bind(case.tensors)()
-    case.runner.bind(case.tensors)()  # a step does not end with the one that gave up
-    torch.cuda.synchronize()
-    took = time.perf_counter() - start
-    assert 0.1 < took < 1.5
-    with pytest.raises(CollectiveError, match=rf"rank {dead} did not publish {says} within 0\.2 s"):
-        check_health(case.runner.buffers, 0)
-    lines[dead, 0] = right
-    rearm(case.runner)
-    for _ in range(3):
-        case.run()
-        case.judge()
+    silence(case, dead, rf"rank {dead} did not publish {says} within 0\.2 s", table, at_most_s=1.5)
 
 
 def test_a_block_of_this_gpu_that_lags_ends_the_step_too(device):

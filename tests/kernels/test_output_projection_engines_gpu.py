@@ -1,14 +1,13 @@
 """Engines of the output projection on a GPU: the twin's bits, epochs, graphs, delays, and a rank that never comes."""
 
-import time
-
 import pytest
 import torch
 from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.transports import Loopback
 
-from .output_projection_case import Case, run_often, same, twin
+from .gpu_acts import delay_often, replay_often, run_often, same, silence
+from .output_projection_case import Case, twin
 from .test_output_projection_engines import FAMILY, FUSED, SPLIT, config, problem
 
 pytestmark = pytest.mark.gpu
@@ -225,22 +224,7 @@ def test_epochs_pass_sixteen_and_thirty_two_bits(device, form):
 def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
     one = problem(8, 16)
     case = Case(device, one, config(one), engine=FUSED)
-    case.run(pdl=False)
-    case.judge()
-    first = case.bits()
-    call = case.runner.bind(case.tensors)
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            call()
-    for _ in range(200):
-        case.poison()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert same(first, case.bits())
-    check_health(case.runner.buffers)
+    replay_often(case, 200)
 
 
 @pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 33)])
@@ -266,15 +250,7 @@ def test_a_thousand_seeds_of_delays_change_no_bit(device, engine, rows, change):
     one = problem(rows, 16)
     chosen = config(one, engine, **change)
     plain, delayed = (Case(device, one, {**chosen, "jitter": jitter}, engine=engine) for jitter in (0, 1))
-    plain.run()
-    call = delayed.runner.bind(delayed.tensors)
-    for _ in range(500):
-        delayed.poison()
-        call()
-        call()
-        torch.cuda.synchronize()
-        assert same(plain.bits(), delayed.bits())
-    check_health(delayed.runner.buffers)
+    delay_often(plain, delayed, 500)
 
 
 @pytest.mark.parametrize("dead", [0, 5, 15])
@@ -291,27 +267,7 @@ def test_a_thousand_seeds_of_delays_change_no_bit(device, engine, rows, change):
 def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, engine, rows, change):
     one = problem(rows, 16)
     case = Case(device, one, config(one, engine, **change), engine=engine)
-    for _ in range(3):
-        case.run()
-    table = case.runner.buffers["mailbox_targets"]
-    elsewhere = torch.zeros_like(case.runner.buffers["mailbox"][0])
-    right = int(table[dead, 0])
-    table[dead, 0] = elsewhere.data_ptr()
-    set_limit(case.runner.buffers, 0.2)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    case.runner.bind(case.tensors)()
-    case.runner.bind(case.tensors)()  # a step does not end with the one that gave up
-    torch.cuda.synchronize()
-    took = time.perf_counter() - start
-    assert 0.1 < took < 1.0
-    with pytest.raises(CollectiveError, match=rf"rank {dead} did not publish its partial sums within 0\.2 s"):
-        check_health(case.runner.buffers, 0)
-    table[dead, 0] = right
-    rearm(case.runner)
-    for _ in range(3):
-        case.run()
-        case.judge()
+    silence(case, dead, rf"rank {dead} did not publish its partial sums within 0\.2 s")
 
 
 def test_a_block_of_this_gpu_that_lags_is_no_ranks_fault(device):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
-from k3lab.kernels.collectives import CollectiveError
-from k3lab.kernels.health import check_health, culprits, read, rearm, set_limit
+from k3lab.kernels.health import check_health
 
+from .gpu_acts import leave_out
 from .test_output_projection_engines import FUSED, SPLIT, config, problem
 from .virtual_ranks import BURST, Ranks
 
@@ -79,26 +79,4 @@ def test_a_rank_that_is_seconds_late_delays_and_changes_nothing(setting_of):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_rank_that_never_comes_is_named_by_all_and_they_go_on_after_re_arming(setting_of):
-    ranks = setting_of()
-    ranks.burst()
-    wanted, dead = ranks.same_everywhere(), 1
-    living = [rank for rank in range(ranks.one.tp) if rank != dead]
-    for runner in ranks.runners:
-        set_limit(runner.buffers, 0.5)
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    ranks.launch(0, living)
-    ranks.launch(1, living)
-    torch.cuda.synchronize()
-    assert 0.4 < time.perf_counter() - started < 9.0
-    reports = {}
-    for rank in living:
-        buffers = ranks.runners[rank].buffers
-        with pytest.raises(CollectiveError, match=r"rank .* within 0\.5 s"):
-            check_health(buffers, rank)
-        reports[rank] = read(buffers["health"].tolist())
-    assert culprits(reports) == (dead,)
-    for runner in ranks.runners:
-        rearm(runner)
-    ranks.burst()
-    ranks.same_everywhere(wanted)
+    leave_out(setting_of())

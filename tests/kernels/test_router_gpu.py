@@ -1,13 +1,11 @@
 """The router's engines on a GPU: the twin's bits, epochs, graphs, delays, ties, and a rank that never comes."""
 
-import time
-
 import pytest
 import torch
-from k3lab.kernels.collectives import CollectiveError
-from k3lab.kernels.health import check_health, rearm, set_limit
+from k3lab.kernels.health import check_health
 from k3lab.kernels.router.exact import choose, group
 
+from .gpu_acts import delay_often, replay_often, same, silence
 from .router_case import FAMILY, FUSED, MMA, problem, same_weights, whole_numbers
 from .test_router_engines import drawn
 from .test_router_machine import adversarial
@@ -86,10 +84,6 @@ class Case:
             *(self.runner.buffers[n] for n in ("order", "units") if n in self.runner.buffers),
         ]
         return [tensor.view(torch.uint8).clone() for tensor in held]
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize(("tp", "rows"), STEPS)
@@ -203,63 +197,21 @@ def test_epochs_wrap(device):
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device, rows):
     case = Case(device, problem(rows))
-    case.run(pdl=False)
-    case.judge()
-    first = case.bits()
-    call = case.runner.bind(case.tensors)
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            call()
-    for _ in range(200):
-        case.poison()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert same(first, case.bits())
-    check_health(case.runner.buffers)
+    replay_often(case, 200)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_delays_change_no_bit(device, rows, seed):
     plain, delayed = (Case(device, problem(rows), {"jitter": jitter}) for jitter in (0, seed))
-    plain.run()
-    call = delayed.runner.bind(delayed.tensors)
-    for _ in range(200):
-        delayed.poison()
-        call()
-        call()
-        torch.cuda.synchronize()
-        assert same(plain.bits(), delayed.bits())
-    check_health(delayed.runner.buffers)
+    delay_often(plain, delayed, 200)
 
 
 @pytest.mark.parametrize("dead", [0, 8, 15])
 @pytest.mark.parametrize("rows", [1, 8, 33])
 def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, rows):
     case = Case(device, problem(rows))
-    for _ in range(3):
-        case.run()
-    table = case.runner.buffers["mailbox_targets"]
-    elsewhere = torch.zeros_like(case.runner.buffers["mailbox"][0])
-    right = int(table[dead, 0])
-    table[dead, 0] = elsewhere.data_ptr()
-    set_limit(case.runner.buffers, 0.2)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    case.runner.bind(case.tensors)()
-    case.runner.bind(case.tensors)()
-    torch.cuda.synchronize()
-    assert 0.1 < time.perf_counter() - start < 1.0
-    with pytest.raises(CollectiveError, match=rf"rank {dead} did not publish"):
-        check_health(case.runner.buffers, 0)
-    table[dead, 0] = right
-    rearm(case.runner)
-    for _ in range(3):
-        case.run()
-        case.judge()
+    silence(case, dead, rf"rank {dead} did not publish")
 
 
 def test_invariant_logits_have_the_same_bits_at_any_rows_tp_and_tile(device):
