@@ -135,7 +135,7 @@ def render_replay(console: Console, data: Data) -> None:
     """Notes, a line a measure with both backends, contexts and fallbacks."""
     from rich.table import Table
 
-    from ..decode.evaluation.compare import NO_GPU
+    from ..decode.evaluation.compare import NO_GPU, times_better
 
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
@@ -155,7 +155,9 @@ def render_replay(console: Console, data: Data) -> None:
         values = [reports[name]["measures"].get(measure, {}).get("value") for name in names]
         cells = ["-" if value is None else f"{value:.4g}" for value in values]
         if ratio:
-            cells.append(_times(values, first["unit"]))
+            a, b = values
+            times = None if a is None or b is None else times_better(a, b, first["unit"])
+            cells.append("-" if times is None else f"{times:.3f}")
         table.add_row(measure, *cells[: len(names)], first["unit"], *cells[len(names) :])
     console.print(table)
     for name in names:
@@ -166,12 +168,3 @@ def render_replay(console: Console, data: Data) -> None:
         )
         for fallback in (seen["steps"] or {}).get("fallbacks", []):
             say(f"  {counted(fallback['count'], 'step')} left to auto: {fallback['reason']}")
-
-
-def _times(values: list[float | None], unit: str) -> str:
-    from ..decode.evaluation.compare import UNITS
-
-    first, second = values
-    if not first or not second:
-        return "-"
-    return f"{second / first if UNITS[unit] == 'higher' else first / second:.3f}"

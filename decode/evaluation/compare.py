@@ -118,6 +118,12 @@ def differences(a: Report, b: Report) -> list[tuple[str, Any, Any, str]]:
     return found
 
 
+def times_better(a: float, b: float, unit: str) -> float | None:
+    """How many times better b is than a, by the unit's direction; None where that is no number."""
+    up, down = (b, a) if UNITS[unit] == "higher" else (a, b)
+    return up / down if down else None
+
+
 def compare(a: Report, b: Report) -> dict[str, Any]:
     """B against A.
 
@@ -138,6 +144,5 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
             told["left_out"].append(name)
             continue
         (x, unit), (y, _) = a.measures[name], b.measures[name]
-        up, down = (y, x) if UNITS[unit] == "higher" else (x, y)
-        told["ratios"][name] = {"a": x, "b": y, "unit": unit, "times_better": up / down if down else None}
+        told["ratios"][name] = {"a": x, "b": y, "unit": unit, "times_better": times_better(x, y, unit)}
     return told

@@ -11,13 +11,9 @@ if TYPE_CHECKING:
 
 def percentile(values: Sequence[float], share: float) -> float | None:
     """Linear between neighbours; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    import numpy as np
+
+    return float(np.quantile(values, share)) if values else None
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
