@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from .decode_replay import replay_command, traffic_command
 from .decode_trace import traced_differences
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
 from .output import Json, emit
-
-if TYPE_CHECKING:
-    pass
 
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
 """What a server may keep its caches in; which of them are served is the scope's to say."""
@@ -190,8 +187,11 @@ def run_command(
         raise InputError(f"--of {of} and --tp {tp} are both the ranks of the group; give one of them")
     if of is not None and rank is None:
         raise InputError("--of speaks of one rank alone; give --rank, or --tp for all ranks")
-    tp = of or tp
-    tp = tp if tp is not None else (DEMO_TP if model == "demo" else 1)
+    tp = tp if of is None else of
+    if tp is None:
+        if rank is not None and model != "demo":
+            raise InputError("--rank is one rank of a group; give the group's size with --of")
+        tp = DEMO_TP if model == "demo" else 1
     card = card_of(model, tp)
     if model == "demo":
         from ..decode.demo import demo_card

@@ -31,7 +31,7 @@ def bars_command(
     import json
 
     from ..decode.measure_bars import Load
-    from ..decode.run_bars import run_bars
+    from ..decode.run_bars import check_bars, run_bars
     from ..decode.scope import MAX_DRAFTS
     from ..kernels import InputError, device
     from ..tuning.environment import environment
@@ -41,8 +41,9 @@ def bars_command(
             f"drafts {drafts} and context {context}: a step verifies 0 to {MAX_DRAFTS} drafts, behind 0 tokens or more"
         )
     card, loaded = card_of(model, of), bundle_of(bundle, accept)
-    here = device.require("decode bars times kernels and")
     loads = [Load(1, drafts + 1, context), Load(1, 1, context)] if drafts else [Load(1, 1, context)]
+    check_bars(card, loads, tp=of, rank=rank, seed=seed)
+    here = device.require("decode bars times kernels and")
     with progress_bar() as told:
         found = run_bars(card, here, loaded, loads, tp=of, rank=rank, seed=seed, samples=samples, say=told)
     data = {**found, "environment": environment(here)}

@@ -18,6 +18,8 @@ from ..kernels.model_card import LayerKind
 
 FEW, MANY = 24, 68
 """Layers of the two graphs, where the model has as many."""
+KINDS: tuple[LayerKind, ...] = ("kda", "mla")
+"""Of the layers that are timed."""
 DISTINCT_OFF = 0.02
 """Largest relative difference of the mean distinct experts from uniform routing's."""
 FASTER = 2.0

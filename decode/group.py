@@ -118,6 +118,8 @@ def join(
     if tp == 1:
         return Group(0, 1, SingleRank(), "one rank", device)
     if rank is None and device is None:
+        if transport is not None:
+            raise InputError("transport loopback is for one rank alone; here all ranks run: say which one with --rank")
         return None
     own = rank or 0
     words = f"rank {own} of {tp} alone over loopback, stand-in collectives; {NO_LINK}"

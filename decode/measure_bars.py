@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..kernels.collectives import Collectives
 from ..kernels.gpu_cards import GpuCard
+from ..kernels.mla.family import BLOCK_SIZE
 from ..kernels.model_card import LayerKind
-from .bars import Graph, Slope, depths, layer_floor_us, routing_fault, slope, step_floor_us
+from .bars import KINDS, Graph, Slope, depths, layer_floor_us, routing_fault, slope, step_floor_us
 from .caches import DecodeCache
 from .graphs import Capture, kernel_names
 from .operators import Operators
@@ -22,7 +23,6 @@ from .prefill import fill_context
 from .step import forward
 from .weights import MoeMlp, RankWeights
 
-PAGE = 64
 SAMPLES = 30
 Timer = Callable[[Callable[[], None], int], list[float]]
 """Microseconds of so many runs, each by itself."""
@@ -88,7 +88,7 @@ class Counting:
 class Bench:
     """Steps of a rank's weights under a load."""
 
-    def __init__(self, weights: RankWeights, comm: Collectives, load: Load, *, seed: int = 0) -> None:
+    def __init__(self, weights: RankWeights, comm: Collectives, load: Load, *, seed: int) -> None:
         """Token ids are of this rank's part of the vocabulary."""
         self.weights, self.comm, self.load, self._seed = weights, comm, load, seed
         generator = torch.Generator().manual_seed(seed)
@@ -100,7 +100,7 @@ class Bench:
         load = self.load
         cache = DecodeCache(
             weights.card, tp=weights.tp, max_requests=load.requests, max_context=load.context + load.q_len, dtype=weights.dtype,
-            max_verify=load.q_len, block_size=PAGE, device=weights.device,
+            max_verify=load.q_len, block_size=BLOCK_SIZE, device=weights.device,
         )  # fmt: skip
         slots = [cache.add() for _ in range(load.requests)]
         if load.context:
@@ -182,7 +182,8 @@ def _silent(_what: str, _done: int, _of: int) -> None:
 
 def measure(
     weights: RankWeights, comm: Collectives, loads: Sequence[Load], backends: dict[str, Callable[[Load], Operators]], gpu: GpuCard,
-    *, timer: Timer = by_events, samples: int = SAMPLES, say: Say = _silent, kinds: Sequence[LayerKind] = ("kda", "mla"),
+    *, timer: Timer = by_events, samples: int = SAMPLES, say: Say = _silent, kinds: Sequence[LayerKind] = KINDS,
+    seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The table of all loads and backends.
 
@@ -196,11 +197,14 @@ def measure(
         samples: of each graph.
         say: is told how far it is.
         kinds: of the layers.
+        seed: of token ids and of the made-up context.
     """
     found: list[dict[str, Any]] = [{} for _ in loads]
     for name, make in backends.items():
         for place, load in enumerate(loads):
-            found[place][name] = Bench(weights, comm, load).table(name, make(load), gpu, timer, samples, kinds, say)
+            found[place][name] = Bench(weights, comm, load, seed=seed).table(
+                name, make(load), gpu, timer, samples, kinds, say
+            )
     table = [
         {
             "rows": load.rows, "requests": load.requests, "tokens_a_request": load.q_len, "context": load.context,

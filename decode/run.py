@@ -140,6 +140,10 @@ def _run(
 ) -> RunReport:  # fmt: skip
     if options.trace and device is None:
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
+    if options.drafts:
+        from .speculate_run import check_drafter
+
+        check_drafter(card, options, group.rank if group and group.alone else None)
     wanted = _wanted(card, options, bundle, device)
     choices = _usable(wanted, options, device)
     check_memory(

@@ -7,18 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
-from .bars import ratio_faults, verdicts
+from .bars import KINDS, depths, ratio_faults, verdicts
 from .choices import Fallback, Finder, StepForm, Tuned, choose
 from .group import NO_LINK, join
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
+from .run_options import check_context, check_seed
 from .scope import digest
+from .sharding import check_rank
 
 if TYPE_CHECKING:
     from .measure_bars import Load
 
 Say = Callable[[str, int, int], None]
 """Called with (what, done, of)."""
+
+
+def check_bars(card: ModelCard, loads: Sequence[Load], *, tp: int, rank: int, seed: int) -> None:
+    """Raise InputError for what cannot be measured on any GPU."""
+    check_rank(card, tp, rank)
+    check_seed(seed)
+    for load in loads:
+        check_context(card, load.context + load.q_len)
+    for kind in KINDS:
+        depths(card, kind)
 
 
 def run_bars(
@@ -41,6 +53,7 @@ def run_bars(
     from .tuned import KernelPool, TunedOperators
     from .weights import MoeMlp
 
+    check_bars(card, loads, tp=tp, rank=rank, seed=seed)
     gpu, tell = device.need_card(), say or (lambda _what, _done, _of: None)
     group = join(tp, device, rank=rank, transport="loopback")
     if group is None or group.host is not None:
@@ -76,7 +89,14 @@ def run_bars(
         return made
 
     found = measure(
-        weights, group.comm, loads, {"auto": auto, "latency_specialized": tuned}, gpu, samples=samples, say=tell
+        weights,
+        group.comm,
+        loads,
+        {"auto": auto, "latency_specialized": tuned},
+        gpu,
+        samples=samples,
+        say=tell,
+        seed=seed,
     )
     made = verdicts(found)
     for one, load in zip(found["rows"], loads, strict=True):

@@ -9,8 +9,23 @@ from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from .choices import check_backend, check_rows
 from .scope import MAX_DRAFTS, MAX_ROWS
+from .sharding import check_rank
 
 MAX_TOKENS = 4096
+
+
+def check_seed(seed: int) -> None:
+    """Raise InputError for a number that no generator takes."""
+    if not -(2**63) <= seed < 2**63:
+        raise InputError(f"seed is {seed}; a seed is a whole number of 64 bits")
+
+
+def check_context(card: ModelCard, tokens: int) -> None:
+    """Raise InputError for a context that is longer than the model's."""
+    if tokens > card.max_position_embeddings:
+        raise InputError(
+            f"a context of {tokens} tokens is asked for; {card.name} has at most {card.max_position_embeddings}"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,14 +105,11 @@ class RunOptions:
 
     def check(self, card: ModelCard) -> None:
         """Raise InputError for anything that cannot be run."""
-        card.check_tp(self.tp)
+        check_rank(card, self.tp, self.rank or 0)
         check_rows(self.rows)
         check_backend(self.backend)
         gpu_card(self.gpu)
-        if self.rank is not None and not 0 <= self.rank < self.tp:
-            raise InputError(f"rank {self.rank} lies outside 0..{self.tp - 1}, the ranks of TP {self.tp}")
-        if not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; a seed is a whole number of 64 bits")
+        check_seed(self.seed)
         longest = min(MAX_TOKENS, card.max_position_embeddings)
         if not 1 <= self.tokens <= longest:
             raise InputError(f"tokens is {self.tokens}; a run of {card.name} produces 1 to {longest} tokens a request")
@@ -105,10 +117,7 @@ class RunOptions:
             raise InputError(
                 f"prompt {self.prompt}, fill-context {self.fill}, chunk {self.chunk}: a prompt and a chunk have 1 token or more"
             )
-        if self.context > card.max_position_embeddings:
-            raise InputError(
-                f"a context of {self.context} tokens is asked for; {card.name} has at most {card.max_position_embeddings}"
-            )
+        check_context(card, self.context)
         self._check_drafts()
 
     def _check_drafts(self) -> None:

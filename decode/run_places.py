@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import ModelCard
 from ..kernels.device import Device
+from ..kernels.mla.family import BLOCK_SIZE
 from .choices import Choice, Finder
 from .run_options import RunOptions
 from .scope import StepShape
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from .speculate_run import Speculated
     from .weights import RankWeights
 
-BLOCK_SIZE = 64
-"""Tokens of a page, as the MLA kernels have them."""
 Progress = Callable[[str, int, int], None]
 """Called with (what, done, of)."""
 

@@ -29,7 +29,7 @@ def check_rank(card: ModelCard, tp: int, rank: int) -> None:
     """Raise InputError unless TP divides the model and the rank lies in it."""
     card.check_tp(tp)
     if not 0 <= rank < tp:
-        raise InputError(f"rank {rank} lies outside 0..{tp - 1}")
+        raise InputError(f"rank {rank} lies outside 0..{tp - 1}, the ranks of TP {tp}")
 
 
 def shard_tensor(tensor: torch.Tensor, spec: TensorSpec, tp: int, rank: int) -> torch.Tensor:

@@ -13,11 +13,13 @@ import torch
 
 from ..kernels import InputError, ModelCard
 from ..kernels.collectives import Collectives, StandIn
+from ..kernels.mla.family import BLOCK_SIZE
 from .caches import DecodeCache
+from .checkpoint.shards import Checkpoint
 from .dispatch import Dispatcher
 from .dspark.acceptance import acceptance
 from .dspark.captured import SpeculationGraphs
-from .dspark.card import K3_DSPARK, SMALL_DSPARK, DraftCard
+from .dspark.card import K3_DSPARK, SKIPPED, SMALL_DSPARK, DraftCard, draft_tensors
 from .dspark.decoder import SpeculativeDecoder
 from .dspark.drafter import Drafter
 from .dspark.weights import DraftWeights, load_draft, random_rank_draft
@@ -29,8 +31,6 @@ from .run_options import RunOptions
 from .scope import Scope, StepShape
 from .weights import RankWeights
 
-PAGE = 64
-"""Tokens of a page, as the MLA kernels have them."""
 DRAFTINGS = 5
 """Times that a block's drafting alone is timed."""
 
@@ -73,6 +73,30 @@ def fitted_card(target: ModelCard) -> DraftCard:
     )
 
 
+def check_drafter(target: ModelCard, options: RunOptions, rank_alone: int | None) -> None:
+    """Raise InputError for drafts that cannot be run, before anything is made.
+
+    Args:
+        target: the model that is drafted for.
+        options: of the run.
+        rank_alone: the rank that runs in place of a group; None where all do.
+    """
+    _check_alone(options, rank_alone)
+    card = fitted_card(target)
+    card.check(target, options.tp)
+    card.check_drafts(options.drafts)
+    if options.draft_checkpoint:
+        Checkpoint.read(options.draft_checkpoint).check(draft_tensors(card), SKIPPED)
+
+
+def _check_alone(options: RunOptions, rank_alone: int | None) -> None:
+    if rank_alone is not None and (options.acceptance_length is None or rank_alone):
+        raise InputError(
+            "drafts need the whole group: a rank alone has a part of the vocabulary; rank 0 can time them with"
+            " --acceptance-length, or use --tp 1"
+        )
+
+
 def _weights(card: DraftCard, target: RankWeights, options: RunOptions) -> DraftWeights:
     place: dict[str, Any] = {"tp": target.tp, "rank": target.rank, "dtype": target.dtype, "device": str(target.device)}
     if options.draft_checkpoint:
@@ -108,17 +132,13 @@ def speculate(
         recorder: sees the captured loop.
 
     Raises:
-        InputError: a rank alone in place of a group whose drafts the target is to judge, or a drafter that does not fit.
+        InputError: what :func:`check_drafter` tells before anything is made.
     """
-    if isinstance(comm, StandIn) and (options.acceptance_length is None or comm.rank):
-        raise InputError(
-            "drafts need the whole group: a rank alone has a part of the vocabulary; rank 0 can time them with"
-            " --acceptance-length, or use --tp 1"
-        )
+    _check_alone(options, comm.rank if isinstance(comm, StandIn) else None)
     card = fitted_card(weights.card)
     cache = DecodeCache(
         weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
-        max_verify=options.drafts + 1, device=weights.device, block_size=PAGE, padding=True,
+        max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True,
     )  # fmt: skip
     drafter = Drafter(_weights(card, weights, options), weights, cache, comm)
     dispatcher = Dispatcher(

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels import InputError, ModelCard
+from ...kernels import ModelCard
 from ...kernels.mla.twin import MlaWeights
 from ..checkpoint.load import fill
 from ..checkpoint.shards import Checkpoint, OpenShards
 from ..random_weights import random_tensor
-from ..sharding import shard_tensor
+from ..sharding import check_rank, shard_tensor
 from .card import SKIPPED, DraftCard, draft_specs, draft_tensors
 
 
@@ -107,9 +107,8 @@ def draft_weights(
     Raises:
         InputError: the drafter does not fit the target or the TP size, or a tensor has another shape.
     """
+    check_rank(target, tp, rank)
     card.check(target, tp)
-    if not 0 <= rank < tp:
-        raise InputError(f"rank {rank} lies outside 0..{tp - 1}")
     return _pack({spec.name: shard_tensor(tensors[spec.name], spec, tp, rank) for spec in draft_specs(card)}, card, tp, rank)  # fmt: skip
 
 
@@ -140,9 +139,8 @@ def load_draft(
     Raises:
         InputError: the first of the checkpoint's faults, or the drafter does not fit. Nothing was loaded.
     """
+    check_rank(target, tp, rank)
     card.check(target, tp)
-    if not 0 <= rank < tp:
-        raise InputError(f"rank {rank} lies outside 0..{tp - 1}")
     checkpoint, stored, specs = Checkpoint.read(folder), draft_tensors(card), draft_specs(card)
     checkpoint.check(stored, SKIPPED)
     out = {spec.name: torch.empty(spec.local_shape(tp), dtype=dtype, device=device) for spec in specs}

@@ -159,12 +159,36 @@ def test_distinct_experts_are_counted_layer_by_layer(tiny: ModelCard, tiny_tenso
     assert counting.name == "auto"
 
 
+def test_another_seed_has_other_ids(tiny: ModelCard) -> None:
+    weights = random_rank_weights(tiny, seed=0, dtype=torch.bfloat16, tp=2, rank=1)
+    seen: list[list[int]] = []
+
+    class Seen(AutoOperators):
+        def embed(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+            seen.append(ids.tolist())
+            return super().embed(ids, *rest)
+
+    for seed in (0, 1):
+        backends = {"auto": lambda _load: Seen(tiny, dtype=torch.bfloat16, device="cpu")}
+        measure(
+            weights, StandIn(1, 2), [Load(1, 4, 0)], backends, H200, timer=lambda _, n: [1.0] * n, samples=4, seed=seed
+        )
+    ids = {tuple(one) for one in seen}
+    assert len(ids) == 2
+
+
 def test_the_bars_need_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("K3LAB_NO_GPU", "1")
     assert command(["decode", "bars"]) == 2
     assert "GPU" in capsys.readouterr().err
     assert command(["decode", "bars", "--drafts", "9"]) == 2
     assert "a step verifies 0 to 7 drafts" in capsys.readouterr().err
+    for words, line in [
+        (["--rank", "16"], "rank 16 lies outside 0..15"), (["--of", "7"], "TP 7 does not divide"),
+        (["--context", "2000000"], "a context of 2000008 tokens"), (["--seed", str(2**64)], "64 bits"),
+    ]:  # fmt: skip
+        assert command(["decode", "bars", *words]) == 2
+        assert line in capsys.readouterr().err
     assert command(["decode", "plan", "--rows", "9", "--drafts", "7"]) == 2
     assert "whole requests" in capsys.readouterr().err
     assert command(["decode", "plan", "--rows", "16", "--drafts", "7", "--backend", "latency_specialized"]) == 0

@@ -135,6 +135,9 @@ def test_one_rank_alone_says_that_no_link_is_in_its_times(tiny: ModelCard, capsy
         (["--rank", "0", "--of", "4", "--tp", "2"], "give one of them"),
         (["--transport", "symmetric"], "start them with torchrun --nproc-per-node 1"),
         (["--transport", "smoke"], "unknown transport 'smoke'"),
+        (["--tp", "2", "--transport", "loopback"], "say which one with --rank"),
+        (["--rank", "0"], "give the group's size with --of"),
+        (["--rank", "0", "--of", "0"], "TP 0"),
         (["--rank", "1", "--of", "2", "--drafts", "2"], "drafts need the whole group"),
     ],
 )

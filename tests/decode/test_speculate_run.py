@@ -86,6 +86,21 @@ def test_runs_with_drafts_that_cannot_be(options: dict[str, Any], words: str, no
         run(tiny, RunOptions(**options))
 
 
+@pytest.mark.parametrize(("options", "words"), [
+    ({"draft_checkpoint": Path("/no/folder")}, "/no/folder is not a directory"),
+    ({"rank": 1, "tp": 2}, "drafts need the whole group"),
+])  # fmt: skip
+def test_a_drafter_that_cannot_be_is_told_before_weights_are_made(
+    options: dict[str, Any], words: str, no_gpu: None, tiny: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr("k3lab.decode.run.run_cpu", made)
+    with pytest.raises(InputError, match=words):
+        run(tiny, RunOptions(drafts=2, **options))
+
+
 def test_models_without_a_published_drafter_get_one_that_fits(tiny: ModelCard) -> None:
     assert fitted_card(K3) is K3_DSPARK
     assert fitted_card(tiny) is SMALL_DSPARK
