@@ -50,6 +50,20 @@ def padded_bytes(layers: int, per_sm: int, per_block: int, reserved: int, static
     return min(per_sm // (layers + 1) + 1 - reserved, per_block) - static
 
 
+def register_limit(threads: int, gpu: GpuCard, a_sm: int = 1) -> int:
+    """Registers a thread the compiler may use where so many blocks are to be on an SM: it counts a block's warps in fours."""
+    return min(255, gpu.registers_per_sm // (128 * -(-threads // 128) * a_sm) // 8 * 8)
+
+
+def blocks_by_registers(registers: int, threads: int, gpu: GpuCard) -> int:
+    """Blocks that an SM has registers for, of so many a thread.
+
+    A warp's come from one of the SM's four parts: two blocks of 7 warps need room for 4 warps in one of them.
+    """
+    a_warp = -(-max(registers, 1) // 8) * 8 * 32
+    return gpu.registers_per_sm // 4 // a_warp * 4 // -(-threads // 32)
+
+
 def refusal(launch: Launch, room: Room) -> str | None:
     """Why the launch must not start, or None."""
     if any(grid % cluster for grid, cluster in zip(launch.grid, launch.cluster, strict=True)):

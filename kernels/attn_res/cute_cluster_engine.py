@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import eps_constant, mixing, refuses_always, tensor_args
 from .layout import MOST_BLOCKS, WIDTH, Row
@@ -103,7 +104,7 @@ class CuteClusterEngine(Engine):
                 Constraint(whole, f"{{cluster}} blocks of {{warps}} warps of {WIDTH} columns do not divide hidden {hidden}"),
                 Constraint(lambda c: int(c["depth"]) <= one(c).steps, "more steps of weights in flight than a warp has"),
                 Constraint(
-                    lambda c: registers(one(c)) <= min(255, gpu.registers_per_sm // (128 * -(-one(c).warps // 4)) // 8 * 8),
+                    lambda c: registers(one(c)) <= register_limit(32 * one(c).warps, gpu),
                     "a row's sources and the weights in flight exceed a thread's registers",
                 ),
                 Constraint(

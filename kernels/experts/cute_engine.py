@@ -12,6 +12,7 @@ from ..cute_sources import CUTE_PARTS
 from ..errors import InputError
 from ..mxfp4 import ROUNDINGS
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .family import Experts
 from .plan import EXPERT_BITS, PLACE_BITS, Plan
@@ -137,7 +138,6 @@ class CuteEngine(Engine):
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
         """Warps that share a product, what is in flight, how fine the second product is cut, blocks an SM."""
         problem = experts(problem)
-        limit = gpu.registers_per_sm
 
         def fits(c: Config) -> bool:
             plan = plan_of(problem, c)
@@ -145,7 +145,7 @@ class CuteEngine(Engine):
 
         def in_registers(c: Config) -> bool:
             plan = plan_of(problem, c)
-            return registers(plan) <= min(255, limit // (plan.threads * int(c["per_sm"])) // 8 * 8)
+            return registers(plan) <= register_limit(plan.threads, gpu, int(c["per_sm"]))
 
         def in_shared(c: Config) -> bool:
             bytes_ = plan_of(problem, c).shared_bytes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import TENSORS, kda
 from .family import Kda
@@ -39,11 +40,6 @@ def registers(split: Split) -> int:
     )
     at_work = min(split.depth + 1, split.together) * split.state_words + split.state_words + 12 * split.quads
     return max(waiting, at_work) + split.steps * (split.turns + 1) + RESERVED_REGISTERS
-
-
-def register_limit(split: Split, gpu: GpuCard) -> int:
-    """Registers a thread the compiler may use."""
-    return min(255, gpu.registers_per_sm // split.threads // 8 * 8)
 
 
 class CuteEngine(Engine):
@@ -111,7 +107,7 @@ class CuteEngine(Engine):
                     "release loads: states are loaded after others are stored, so there is no last load before the stores",
                 ),
                 Constraint(
-                    lambda c: registers(split(c)) <= register_limit(split(c), gpu),
+                    lambda c: registers(split(c)) <= register_limit(split(c).threads, gpu),
                     "states in flight, gate rows and taps exceed a thread's registers",
                 ),
             ),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import exchange_buffers, fake_tensors, head, refuses_always
 from .layout import Head, power_of_two
@@ -107,7 +108,7 @@ class CuteMmaEngine(Engine):
                     lambda c: rows <= one(c).threads <= 1024, "more than 1024 threads a block, or fewer than token rows"
                 ),
                 Constraint(
-                    lambda c: registers(one(c)) <= min(255, gpu.registers_per_sm // one(c).threads // 8 * 8),
+                    lambda c: registers(one(c)) <= register_limit(one(c).threads, gpu),
                     "operands in flight and sums exceed a thread's registers",
                 ),
                 Constraint(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract import Arg, Buffer, Compiled, Engine, Launch, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .around import Around
 from .common import MOST_SPLITS, merge_order, mla, parts_buffers, refuses_always, splits_wanted
@@ -86,7 +87,7 @@ class CuteMmaEngine(Engine):
         problem = mla(problem)
         pairs = problem.q_len * problem.heads
         queries = next(q for q in COLUMNS if q >= pairs or q == COLUMNS[-1])
-        limit = min(255, gpu.registers_per_sm // THREADS)
+        limit = register_limit(THREADS, gpu)
 
         def most(c: Config) -> int:
             return max(attend_of(problem, c).registers, front_registers(around_of(problem, c)))

@@ -182,11 +182,6 @@ def x_depth(rows: int, depth: int) -> int:
     return depth if rows <= 16 else 1
 
 
-def register_limit(warps: int, registers_per_sm: int = 65536) -> int:
-    """Registers a thread the compiler may use: it counts a block's warps in fours."""
-    return min(255, registers_per_sm // (128 * -(-warps // 4)) // 8 * 8)
-
-
 def gemm_columns(config: Config) -> int:
     """Columns of K that a block takes in one step."""
     return int(config["run_bytes"]) // 2 * int(config["warps_k"])

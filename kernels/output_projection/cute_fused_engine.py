@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER, RELEASE
+from ..residency import register_limit
 from ..space import Config, Constraint, Space
 from .common import (
     BACKOFF,
@@ -29,7 +30,6 @@ from .common import (
     gemm_registers,
     projection,
     refuses_always,
-    register_limit,
     stores,
     tensor_args,
 )
@@ -95,11 +95,11 @@ class CuteFusedEngine(Engine):
             constraints=(
                 *gemm_constraints(problem, INVARIANT),
                 Constraint(
-                    lambda c: gemm_registers(rows, c) <= register_limit(warps(c), gpu.registers_per_sm),
+                    lambda c: gemm_registers(rows, c) <= register_limit(32 * warps(c), gpu),
                     "operands in flight and sums exceed a thread's registers",
                 ),
                 Constraint(
-                    lambda c: register_limit(warps(c), gpu.registers_per_sm) >= MIXER_REGISTERS,
+                    lambda c: register_limit(32 * warps(c), gpu) >= MIXER_REGISTERS,
                     f"so many warps leave a mixer less than {MIXER_REGISTERS} registers",
                 ),
             ),

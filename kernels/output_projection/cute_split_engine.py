@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import (
     BACKOFF,
@@ -29,7 +30,6 @@ from .common import (
     gemm_registers,
     projection,
     refuses_always,
-    register_limit,
     shard,
     stores,
     tensor_args,
@@ -126,7 +126,7 @@ class CuteSplitEngine(Engine):
             constraints=(
                 *gemm_constraints(problem, INVARIANT),
                 Constraint(
-                    lambda c: gemm_registers(rows, c) <= register_limit(int(c["warps_k"]), gpu.registers_per_sm),
+                    lambda c: gemm_registers(rows, c) <= register_limit(32 * int(c["warps_k"]), gpu),
                     "operands in flight and sums exceed a thread's registers",
                 ),
                 Constraint(
@@ -145,7 +145,7 @@ class CuteSplitEngine(Engine):
                     f"the consumer's blocks wait for each other and are more than the {gpu.sms} SMs of {gpu.name}",
                 ),
                 Constraint(
-                    lambda c: register_limit(int(c["mixers"]), gpu.registers_per_sm) >= MIXER_LEAST_REGISTERS,
+                    lambda c: register_limit(32 * int(c["mixers"]), gpu) >= MIXER_LEAST_REGISTERS,
                     f"so many warps leave a mixer less than {MIXER_LEAST_REGISTERS} registers",
                 ),
                 Constraint(

@@ -11,6 +11,7 @@ from ..contract import Arg, Buffer, Engine, Launch, Problem
 from ..cute_sources import CUTE_PARTS
 from ..errors import InputError
 from ..params import K_ORDER, RELEASE, pinned
+from ..residency import blocks_by_registers, register_limit
 from ..space import Config, Constraint, Param
 from .choice_layout import Choice
 from .family import Router
@@ -72,19 +73,14 @@ def choice_registers(choice: Choice, *, polls: bool) -> int:
     return 8 * choice.pairs_a_lane + 44 if polls else 6 * choice.pairs_a_lane + 28
 
 
-def register_limit(threads: int, gpu: GpuCard) -> int:
-    """Registers a thread the compiler may use: it counts a block's warps in fours."""
-    return min(255, gpu.registers_per_sm // (128 * -(-threads // 128)) // 8 * 8)
-
-
 def clusters_that_fit(front: Front, choice: Choice, gpu: GpuCard) -> int:
     """Of a step, by the card: layers of blocks an SM holds, and whole clusters of each GPC."""
     shared = max(front.shared_bytes, choice.shared_bytes)
-    # a warp's registers come from one of the SM's four parts: two blocks of 7 warps need room for 4 warps in one of them
-    a_warp = -(-max(registers(front), choice_registers(choice, polls=True)) // 8) * 8 * 32
-    warps = gpu.registers_per_sm // 4 // a_warp * 4
+    held = max(registers(front), choice_registers(choice, polls=True))
     layers = min(
-        warps * 32 // front.threads, gpu.max_threads_per_sm // front.threads, gpu.shared_per_sm // (shared + 1024)
+        blocks_by_registers(held, front.threads, gpu),
+        gpu.max_threads_per_sm // front.threads,
+        gpu.shared_per_sm // (shared + 1024),
     )
     return layers * sum(sms // front.split for sms in gpu.gpc_sms)
 

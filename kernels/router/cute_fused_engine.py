@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import (
     FRONT_PARAMS,
@@ -23,7 +24,6 @@ from .common import (
     front_of,
     front_rules,
     refuses_always,
-    register_limit,
     router,
     shard_buffers,
     sum_order,

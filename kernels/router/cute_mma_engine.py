@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
 from ..params import RELEASE
+from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
 from .common import (
     FRONT_PARAMS,
@@ -20,7 +21,6 @@ from .common import (
     front_of,
     front_rules,
     refuses_always,
-    register_limit,
     router,
     shard_buffers,
     sum_order,

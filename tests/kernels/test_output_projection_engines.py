@@ -8,6 +8,7 @@ from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.output_projection import common
 from k3lab.kernels.output_projection.cute_fused_engine import INVARIANT
+from k3lab.kernels.residency import register_limit
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.sass_order import WAIT, order, places, release_fault, wait_fault
@@ -136,7 +137,7 @@ def test_machine_code(arch, tp, rows, kind, change):
     assert launch.kernel.startswith("k3_output_projection_cute_fused_step")
     assert (launch.blocks, launch.pdl, launch.needs_residency, launch.cluster_blocks) == (128, True, True, 1)
     assert found.spill_instructions == 0 and found.stack_bytes == 0
-    assert found.registers <= common.register_limit(launch.threads // 32)
+    assert found.registers <= register_limit(launch.threads, CARDS[arch])
     # one wait for the warps of the product, one for the mixers; each thread passes one
     waits = places(code, WAIT)
     assert len(waits) == 2 and not any(code[wait].predicated for wait in waits)
@@ -192,7 +193,7 @@ def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
     for launch in (producer, consumer):
         found = kernel_resources(launch)
         assert found.spill_instructions == 0 and found.stack_bytes == 0
-        assert found.registers <= common.register_limit(launch.threads // 32)
+        assert found.registers <= register_limit(launch.threads, CARDS[arch])
     code, n_tiles = order(producer.cubin), common.gemm_tiles(rows, chosen)[0]
     assert wait_fault(code, WEIGHTS, ahead=chosen["depth"] * n_tiles) is None
     assert release_fault(code, WEIGHTS, chosen["release"]) is None
@@ -250,7 +251,7 @@ def test_the_third_architecture_compiles_without_spills(engine):
     one = problem(8, 8)
     for launch in engine.compile(one, config(one, engine), "sm_100a").launches:
         found = kernel_resources(launch)
-        assert found.spill_instructions == 0 and found.registers <= common.register_limit(launch.threads // 32)
+        assert found.spill_instructions == 0 and found.registers <= register_limit(launch.threads, CARDS["sm_100a"])
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3, 8])
