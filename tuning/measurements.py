@@ -10,7 +10,6 @@ import argparse
 import gzip
 import json
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,17 +101,14 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it is neither.
     """
-    try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{path} is neither a recording nor a file of trials: {error}") from None
+    from .record import checked, unpacked
+
+    data = unpacked(path, "neither a recording nor a file of trials")
     if isinstance(data, dict) and data.get("format") == FORMAT:
         if data.get("schema") != SCHEMA:
             raise InputError(f"{path} has schema {data.get('schema')!r}, this k3lab reads schema {SCHEMA}")
         return data
-    from .record import read
-
-    return read(path)
+    return checked(data, path)
 
 
 def measured(paths: Iterable[Path]) -> Iterator[Measured]:

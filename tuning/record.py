@@ -174,18 +174,39 @@ def write(path: Path, data: dict[str, Any]) -> None:
         raise InputError(f"{path} cannot be written ({error.strerror}); the study has it all, record again") from error
 
 
+def unpacked(path: Path, else_it_is: str = "not a recording") -> Any:
+    """What a compressed JSON file holds.
+
+    Raises:
+        InputError: no such file, or no compressed JSON.
+    """
+    try:
+        packed = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"there is no recording {path}; `k3lab study record` makes one") from None
+    except OSError as error:
+        raise InputError(f"recording {path} cannot be read ({error.strerror}); name a .json.gz file") from None
+    try:
+        return json.loads(gzip.decompress(packed))
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error):
+        raise InputError(f"{path} is {else_it_is}: it is no whole gzip file of JSON") from None
+
+
 def read(path: Path) -> dict[str, Any]:
     """Read a recording.
 
     Raises:
         InputError: no such file, not a recording, another schema, or a config twice.
     """
-    try:
-        data = json.loads(gzip.decompress(path.read_bytes()))
-    except FileNotFoundError:
-        raise InputError(f"there is no recording {path}; `k3lab study record` makes one") from None
-    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise InputError(f"{path} is not a recording: {' '.join(str(error).split())}") from None
+    return checked(unpacked(path), path)
+
+
+def checked(data: Any, path: Path) -> dict[str, Any]:
+    """The recording that a file was found to hold.
+
+    Raises:
+        InputError: it is none, of another schema, or has a config twice.
+    """
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise InputError(f"{path} is not a recording of `k3lab study record`")
     if data.get("schema") != SCHEMA:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -138,15 +139,17 @@ def validate(configs: Sequence[Measured]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
-    paths = [Path(arg) for arg in argv if arg != "--write"]
+    parser = argparse.ArgumentParser(prog="python -m k3lab.tuning.validate", description=__doc__)
+    parser.add_argument("recordings", nargs="+", type=Path)
+    parser.add_argument("--write", action="store_true", help=f"replace {DATA.name}")
+    given = parser.parse_args(argv)
     try:
-        text = json.dumps(validate(list(measured(sorted(paths)))), indent=1, sort_keys=True) + "\n"
+        text = json.dumps(validate(list(measured(sorted(given.recordings)))), indent=1, sort_keys=True) + "\n"
     except InputError as error:
         print(f"k3lab: {error}", file=sys.stderr)
         return 2
     print(text, end="")
-    if "--write" in argv:
-        DATA.parent.mkdir(exist_ok=True)
+    if given.write:
         write_whole(DATA, text)
     return 0
 
