@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .decode_inputs import Accept, BundlePath, bundle_of, card_of, progress_bar
+from .decode_inputs import Accept, BundlePath, bundle_of, progress_bar, real_card
 from .output import Json, emit
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def bars_command(
-    model: str = typer.Option("k3", "--model", help="k3, small, demo, or the path of a config.json."),
+    model: str = typer.Option("k3", "--model", help="k3, small, or the path of a config.json."),
     rank: int = typer.Option(0, "--rank", help="The rank that runs, alone, over loopback."),
     of: int = typer.Option(16, "--of", help="Ranks of its group."),
     drafts: int = typer.Option(7, "--drafts", help="Of the verify step: one request with so many drafts."),
@@ -40,7 +40,7 @@ def bars_command(
         raise InputError(
             f"drafts {drafts} and context {context}: a step verifies 0 to {MAX_DRAFTS} drafts, behind 0 tokens or more"
         )
-    card, loaded = card_of(model, of), bundle_of(bundle, accept)
+    card, loaded = real_card(model, of), bundle_of(bundle, accept)
     loads = [Load(1, drafts + 1, context), Load(1, 1, context)] if drafts else [Load(1, 1, context)]
     check_bars(card, loads, tp=of, rank=rank, seed=seed)
     here = device.require("decode bars times kernels and")

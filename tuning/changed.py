@@ -48,6 +48,24 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _table(path: Path) -> dict[str, Any]:
+    """A table of `k3lab tune-table`.
+
+    Raises:
+        InputError: the file cannot be read or is none.
+    """
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not JSON") from None
+    fields = ("family", "gpu", "evidence", "environment", "problem", "rows")
+    if not isinstance(data, dict) or not all(name in data for name in fields):
+        raise InputError(f"{path} is no table of `k3lab tune-table`")
+    return data
+
+
 def main(argv: Sequence[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m k3lab.tuning.changed", description=__doc__)
@@ -56,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="file to write, .json")
     given = parser.parse_args(argv)
     try:
-        found = changed(*(json.loads(path.read_text()) for path in (given.old, given.new)))
+        found = changed(*(_table(path) for path in (given.old, given.new)))
     except (InputError, OSError, ValueError) as error:
         print(f"k3lab: {error}", file=sys.stderr)
         return 2

@@ -38,3 +38,19 @@ def test_tables_of_two_gpus_are_not_compared(tmp_path: Path, capsys: pytest.Capt
     assert changed.main([str(TABLE), str(other)]) == 2
     assert "two values of gpu: H200 and B200" in capsys.readouterr().err
     assert changed.main([str(TABLE), str(tmp_path / "none.json")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{}", "is no table"), ("[]", "is no table"), ("{", "is not JSON"), (None, "cannot read")]
+)
+def test_what_is_no_table_is_one_line(
+    text: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.json"
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+    assert changed.main([str(path), str(path)]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
