@@ -98,7 +98,7 @@ class Tolerance:
     relative: float
     """Bound on the relative Frobenius norm."""
     element: float
-    """Bound on ``max |out - twin| / rms(twin)``."""
+    """Bound on ``max |out - twin| / max(rms(twin), |twin| / 5)``."""
     why: str
     """Where the bound comes from: dtype and reduction length."""
 

@@ -76,7 +76,7 @@ def rounding_tolerance(roundings: int, length: int, why: str) -> Tolerance:
     """Bound for ``roundings`` BF16 roundings in a row and FP32 sums of ``length`` terms.
 
     One rounding errs by 2^-8 of a value at most and by less than 2^-9 in the root mean square; elements
-    are bounded at 5 sigma of the output.
+    are bounded at 5 sigma of the output, larger ones in proportion.
     """
     accumulate = 2**-24 * length**0.5
     return Tolerance(

@@ -43,12 +43,13 @@ def route(
     mine = (local < C.rows_a_block) & (row < rows)
     pairs = pairs_of(lane, C)
     held = biases(bias, pairs)
-    if t == 0:
-        arch.mbarrier_init(arrived, 1)
-        arch.mbarrier_init_fence()
-        if part == 0:
-            arch.mbarrier_arrive_and_expect_tx(arrived, rows * (C.top_k * 4))
-    arch.cluster_arrive_relaxed()
+    if cutlass.const_expr(C.blocks > 1):
+        if t == 0:
+            arch.mbarrier_init(arrived, 1)
+            arch.mbarrier_init_fence()
+            if part == 0:
+                arch.mbarrier_arrive_and_expect_tx(arrived, rows * (C.top_k * 4))
+        arch.cluster_arrive_relaxed()
     if part == 0:
         for m in cutlass.range(t, C.chunks * 32 * C.tall, threads, unroll=1):
             masks[m] = Uint32(0)
@@ -56,7 +57,8 @@ def route(
     epoch = Uint32(0)
     if cutlass.const_expr(MAIL):
         epoch = epoch_of(counter, block)
-    arch.cluster_wait()
+    if cutlass.const_expr(C.blocks > 1):
+        arch.cluster_wait()
     if mine:
         pause(JITTER, epoch, block * 64 + 33 + local)
         parity = Int32(epoch & Uint32(1))
@@ -71,14 +73,17 @@ def route(
         )  # fmt: skip
         if lane < C.top_k:
             entry = row * C.top_k + place
-            target = (ids.iterator + entry).align(4)
-            arch.store_async_dsmem(target, expert, arrived, Int32(0))
+            if cutlass.const_expr(C.blocks > 1):
+                arch.store_async_dsmem((ids.iterator + entry).align(4), expert, arrived, Int32(0))
+            else:  # a launch without clusters knows no st.async: illegal instruction on an H200
+                ids[entry] = expert
             arch.inline_ptx(STORE, read_only_args=[ids_out + entry * 4, Uint32(expert)])
             arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
         if lane == 0:
             arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
     if part == 0:
-        arch.mbarrier_wait(arrived, 0)
+        if cutlass.const_expr(C.blocks > 1):
+            arch.mbarrier_wait(arrived, 0)
         arch.sync_threads()
         group(ids, masks, starts, sums, order, units, rows, t, threads, C)
     arch.sync_threads()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -35,6 +36,8 @@ def fork(size: int, rank_main: Callable[[int, int], None], *, patience_s: float,
         if child == 0:
             try:
                 rank_main(rank, int(os.read(told, 8)))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)  # whatever else a peer's death left open
         children.append(child)
