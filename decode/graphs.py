@@ -38,6 +38,8 @@ class Capture:
         self.device = device
         self.graphs: list[torch.cuda.CUDAGraph] = []
         self._pool: Any = None
+        # what a body made before its capture (a table of peers, a copy of saved blocks) is read by every replay
+        self._bodies: list[Callable[[], None]] = []
 
     def __call__(self, body: Callable[[], None]) -> Callable[[], None]:
         """What runs the body: a replay, or the body itself. The body runs a few times before."""
@@ -60,6 +62,7 @@ class Capture:
         graph.instantiate()
         self._pool = self._pool or graph.pool()
         self.graphs.append(graph)
+        self._bodies.append(body)
         return graph.replay
 
 

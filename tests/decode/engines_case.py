@@ -10,7 +10,7 @@ from k3lab.decode.bindings import step_kind
 from k3lab.decode.choices import STEP_FAMILIES, Tuned, model_families
 from k3lab.decode.sequence import forms, tuned_launches
 from k3lab.decode.stock import AFTER_LAYERS, BEFORE_LAYERS, stock_layer
-from k3lab.kernels import K3, ModelCard, family
+from k3lab.kernels import K3, InputError, ModelCard, family
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
 
@@ -24,20 +24,37 @@ def five_layers(experts: int = 896, vocabulary: int = 16384) -> ModelCard:
 
 
 def engine_entries(
-    card: ModelCard, *, tp: int, rows: int, q_len: int, arch: str, gpu: str = "H200", jitter: int = 0
+    card: ModelCard, *, tp: int, rows: int, q_len: int, arch: str, gpu: str = "H200", jitter: int = 0, exchange: str = ""
 ) -> tuple[list[Tuned], list[str]]:
-    """Choices as a bundle would give them, and why families have none."""
+    """Choices as a bundle would give them, and why families have none.
+
+    ``exchange`` in place of the defaults': over loopback a two-shot sum repeats this rank's columns for everybody's,
+    so only ``one_shot`` is what a group computes whose other ranks add zeros.
+    """
     chosen, without = [], []
     for name, kind in model_families(card, STEP_FAMILIES):
         found = family(name)
         asked = kind or step_kind(found, card, tp=tp, rows=rows, q_len=q_len)
         problem = found.problem(card, tp=tp, rows=rows, kind=asked)
         names = sorted((one.name for one in found.engines), key=lambda one: one != found.default_engine)
-        engine = next((one for one in map(found.engine, names) if not one.refuses(problem, arch)), None)
+        engine, whys = None, []
+        for one in map(found.engine, names):
+            if why := one.refuses(problem, arch):
+                whys.append(str(why))
+                continue
+            try:
+                config: dict[str, Any] = dict(one.space(problem, GPU_CARDS[gpu]).default)
+            except InputError as error:  # no config serves it on this GPU
+                whys.append(str(error))
+                continue
+            engine = one
+            break
         if engine is None:
-            without.append(f"{name} {asked}: {'; '.join(str(one.refuses(problem, arch)) for one in found.engines)}")
+            without.append(f"{name} {asked}: {'; '.join(whys)}")
             continue
-        config: dict[str, Any] = dict(engine.space(problem, GPU_CARDS[gpu]).default)
+        if exchange and "exchange" in config:
+            config["exchange"] = exchange
+            assert not engine.space(problem, GPU_CARDS[gpu]).illegal(config), (name, config)
         if jitter and engine.compiler == "cute":
             config["jitter"] = jitter
         compiled = engine.compile(problem, config, arch)

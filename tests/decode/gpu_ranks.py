@@ -87,11 +87,11 @@ def auto(group: Group) -> dict:
     }
 
 
-def kernels(group: Group, jitter: int = 0) -> TunedOperators:
+def kernels(group: Group, jitter: int = 0, exchange: str = "") -> TunedOperators:
     """Every family's default engine over the group's transport."""
-    card = five_layers(64, 2048)
+    card = five_layers(256, 2048)
     choices, without = engine_entries(
-        card, tp=group.size, rows=2, q_len=1, arch=require("this test").arch, jitter=jitter
+        card, tp=group.size, rows=2, q_len=1, arch=require("this test").arch, jitter=jitter, exchange=exchange
     )
     assert not [one for one in without if "output_projection" in one], without
     return TunedOperators(card, choices, dtype=torch.bfloat16, device="cuda", transport=group.transport)
@@ -99,17 +99,20 @@ def kernels(group: Group, jitter: int = 0) -> TunedOperators:
 
 def tuned(group: Group) -> dict:
     """Kernels that publish to each other, beside auto; eagerly and captured."""
-    card, used = five_layers(64, 2048), kernels(group)
+    card, used = five_layers(256, 2048), kernels(group)
     plain = AutoOperators(card, dtype=torch.bfloat16, device="cuda")
-    return {
+    found = {
         "auto": logits(card, group, plain, torch.bfloat16), "eager": logits(card, group, used, torch.bfloat16),
         "captured": logits(card, group, used, torch.bfloat16, captured=True),
     }  # fmt: skip
+    for exchange in ("one_shot", "two_shot"):
+        found[exchange] = logits(card, group, kernels(group, exchange=exchange), torch.bfloat16)
+    return found
 
 
 def late(group: Group) -> dict:
     """Random delays before operators, other ones on every rank and in every run, and in every hand-over of the kernels."""
-    card, used = five_layers(64, 2048), kernels(group)
+    card, used = five_layers(256, 2048), kernels(group)
     found = [logits(card, group, used, torch.bfloat16)]
     for seed in range(SEEDS):
         delayed = kernels(group, 1 + seed) if seed % KERNELS_TOO == 0 else used
@@ -120,7 +123,7 @@ def late(group: Group) -> dict:
 
 def killed(group: Group) -> dict:
     """Rank 1 dies when all have come to a step; the others' kernels give up, or their barrier does."""
-    card, used = five_layers(64, 2048), kernels(group)
+    card, used = five_layers(256, 2048), kernels(group)
     for own in used._kernels.values():
         if NAME in own.runner.buffers:
             set_limit(own.runner.buffers, LIMIT_S / 2)

@@ -88,23 +88,26 @@ def test_a_step_of_engines_is_autos(
     auto = AutoOperators(card, dtype=torch.bfloat16, device="cuda", peers=peers)
     released(weights)
     want = logits(weights, auto, group, requests, q_len)
-    choices, without = engine_entries(card, tp=TP, rows=compiled, q_len=q_len, arch=device.arch)
+    choices, without = engine_entries(
+        card, tp=TP, rows=compiled, q_len=q_len, arch=device.arch, exchange="one_shot"
+    )
     assert not without, without
-    used = TunedOperators(card, choices, dtype=torch.bfloat16, device="cuda", peers=peers)
-    used.take(weights)
-    got = logits(weights, used, group, requests, q_len)
-    assert got.isfinite().all()
-    assert far(got, want) < FAR
-    # run again: the same bits
-    assert torch.equal(got, logits(weights, used, group, requests, q_len))
-    # each family alone beside auto: which of them is off
-    for family in {one.family for one in choices}:
+    off = {}
+    for family in sorted({one.family for one in choices}):  # each alone beside auto: which of them is off
         some = [one for one in choices if one.family == family]
         single = TunedOperators(card, some, dtype=torch.bfloat16, device="cuda", peers=peers)
         if not single.holds_experts:
             released(weights)
         single.take(weights)
-        assert far(logits(weights, single, group, requests, q_len, steps=2), want[: 2 * requests]) < FAR, family
+        off[family] = far(logits(weights, single, group, requests, q_len, steps=2), want[: 2 * requests])
+    used = TunedOperators(card, choices, dtype=torch.bfloat16, device="cuda", peers=peers)
+    used.take(weights)
+    got = logits(weights, used, group, requests, q_len)
+    assert got.isfinite().all()
+    off["all"] = far(got, want)
+    assert max(off.values()) < FAR, off
+    # run again: the same bits
+    assert torch.equal(got, logits(weights, used, group, requests, q_len))
     released(weights)
     assert torch.equal(want, logits(weights, auto, group, requests, q_len))
 
@@ -124,22 +127,26 @@ def test_a_captured_step_is_the_eager_one_and_launches_what_is_planned(
     assert slots == [other.add() for _ in range(requests)]
     ids = torch.randint(0, weights.embed.shape[0], (requests, q_len))
     want = step(weights, other, ids, slots, used, group)
-    cache.begin(slots, q_len)
-    flat, where = ids.flatten().cuda(), torch.tensor(slots, device="cuda")
+    flat, where = ids.flatten().cuda(), torch.full((requests,), requests, device="cuda")
+    assert cache.padding == requests
     out = torch.empty_like(want.flatten(0, 1))
     capture = Capture(weights.device)
     replay = capture(lambda: out.copy_(forward(weights, cache, flat, where, used, group, q_len=q_len)))
-    for _ in range(3):  # nothing was accepted: the same step again
+    where.copy_(torch.tensor(slots))
+    for _ in range(3):  # from an empty context each: a step leaves its first token's state where it began
+        for slot in slots:
+            cache.forget(slot)
+        cache.begin(slots, q_len)
         out.fill_(float("nan"))
         replay()
         torch.cuda.synchronize()
         used.check()
         assert torch.equal(out.view(want.shape), want)
     for layer, states in other.kda_states.items():
-        assert torch.equal(states, cache.kda_states[layer])
-        assert torch.equal(other.kda_convs[layer], cache.kda_convs[layer])
-    for layer, pages in other.mla.items():
-        assert torch.equal(pages, cache.mla[layer])
+        assert torch.equal(states[:requests], cache.kda_states[layer][:requests])
+        assert torch.equal(other.kda_convs[layer][:requests], cache.kda_convs[layer][:requests])
+    for layer, pages in other.mla.items():  # the blocks behind are the padding slot's
+        assert torch.equal(pages[: other.blocks], cache.mla[layer][: other.blocks])
     names = kernel_names(capture.graphs[0])
     assert not differences(planned(card, choices, rows), names), names
     # a MoE layer in the middle: its kernels, and nothing but the one cast between them
@@ -151,7 +158,9 @@ def test_graphs_of_several_row_counts_share_memory_and_disturb_nobody(
 ) -> None:
     pool: dict = {}
     peers = lone_peers(card, tp=TP, rows=8, device="cuda")
-    choices = {rows: engine_entries(card, tp=TP, rows=rows, q_len=1, arch=device.arch)[0] for rows in (1, 8)}
+    choices = {
+        rows: engine_entries(card, tp=TP, rows=rows, q_len=1, arch=device.arch, exchange="one_shot")[0] for rows in (1, 8)
+    }
 
     def operators(rows: int) -> TunedOperators:
         return TunedOperators(
