@@ -4,7 +4,11 @@ from setuptools import find_packages, setup
 
 FOLDERS = ("kernels", "tuning", "traces", "decode", "cli")
 setup(
-    packages=[f"k3lab.{name}" for folder in FOLDERS for name in (folder, *(f"{folder}.{sub}" for sub in find_packages(folder)))],
+    packages=[
+        f"k3lab.{name}"
+        for folder in FOLDERS
+        for name in (folder, *(f"{folder}.{sub}" for sub in find_packages(folder)))
+    ],
     package_dir={f"k3lab.{folder}": folder for folder in FOLDERS},
     include_package_data=True,
 )

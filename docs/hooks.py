@@ -46,7 +46,10 @@ def policy() -> str:
     from k3lab.tuning.policy import FULL, QUICK
 
     fields = [field.name for field in dataclasses.fields(FULL)]
-    return table(("constant", "full", "in a search"), [(f"`{name}`", getattr(FULL, name), getattr(QUICK, name)) for name in fields])
+    return table(
+        ("constant", "full", "in a search"),
+        [(f"`{name}`", getattr(FULL, name), getattr(QUICK, name)) for name in fields],
+    )
 
 
 def terms() -> str:
@@ -63,11 +66,33 @@ def error() -> str:
     rows = []
     for key, one in validations().items():
         name = "an engine never calibrated, by the constants of the others" if key == "*" else f"`{key}`"
-        for label, what in ((name, one), ("bytes over bandwidth alone", one.get("bytes_alone")), ("of these, fair samples of a space", one.get("fair_samples"))):
+        for label, what in (
+            (name, one),
+            ("bytes over bandwidth alone", one.get("bytes_alone")),
+            ("of these, fair samples of a space", one.get("fair_samples")),
+        ):
             if what:
                 lost = "-" if what["regret"] is None else f"{what['regret']:.1%} ({what['worst_regret']:.0%})"
-                rows.append((label, what["shapes"], what["configs"], f"{what['median_error']:.1%}", f"{what['spearman']:.2f}", f"{what['pooled_spearman']:.2f}", lost))
-    head = ("family, engine, GPU", "shapes", "configs", "median error", "rank correlation (mean of shapes)", "of all configs", "its pick is slower than the best by: median (worst)")
+                rows.append(
+                    (
+                        label,
+                        what["shapes"],
+                        what["configs"],
+                        f"{what['median_error']:.1%}",
+                        f"{what['spearman']:.2f}",
+                        f"{what['pooled_spearman']:.2f}",
+                        lost,
+                    )
+                )
+    head = (
+        "family, engine, GPU",
+        "shapes",
+        "configs",
+        "median error",
+        "rank correlation (mean of shapes)",
+        "of all configs",
+        "its pick is slower than the best by: median (worst)",
+    )
     return table(head, rows)
 
 
@@ -76,7 +101,9 @@ def constants() -> str:
     from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, fitted
 
     found = fitted()
-    rows = [(f"`{name}`", *(f"{getattr(one, name):.3g}" for one in found.values())) for name in (*FITTED, *NEVER_FITTED)]
+    rows = [
+        (f"`{name}`", *(f"{getattr(one, name):.3g}" for one in found.values())) for name in (*FITTED, *NEVER_FITTED)
+    ]
     return table(("constant", *("all engines together" if name == "*" else f"`{name}`" for name in found)), rows)
 
 
@@ -89,7 +116,14 @@ def replay() -> str:
         (f"`{row['space']}`", row["configs"], row["sampler"], f"{row['evaluations']:g} ({row['most_evaluations']})", f"{row['share']:.1%}", f"{row['regret']:.1%}")
         for row in data["rows"]
     ]  # fmt: skip
-    head = ("recorded space", "configs", "sampler", f"evaluations to within {data['within']:.0%} of the best: median (most)", "of the space", f"regret after {data['bar_share']:.0%}")
+    head = (
+        "recorded space",
+        "configs",
+        "sampler",
+        f"evaluations to within {data['within']:.0%} of the best: median (most)",
+        "of the space",
+        f"regret after {data['bar_share']:.0%}",
+    )
     return table(head, rows)
 
 
@@ -113,7 +147,10 @@ def cards() -> str:
     """The target's card."""
     from k3lab.kernels.gpu_cards import GB300
 
-    return table(("number", "value", "source"), [(f"`{name}`", getattr(GB300, name), source) for name, source in GB300.sources.items()])
+    return table(
+        ("number", "value", "source"),
+        [(f"`{name}`", getattr(GB300, name), source) for name, source in GB300.sources.items()],
+    )
 
 
 def results() -> str:
@@ -124,14 +161,26 @@ def results() -> str:
     for (family, gpu, word), own in _grouped(recorded_rows(ROOT / "results")).items():
         for shape, here in by_shape(own).items():
             ratios = [row["us"] / row["floor_us"] for row in here]
-            beside = [row["alternatives"]["PyTorch"] / row["us"] for row in here if "PyTorch" in (row["alternatives"] or {})]
+            beside = [
+                row["alternatives"]["PyTorch"] / row["us"] for row in here if "PyTorch" in (row["alternatives"] or {})
+            ]
             best, worst = min(row["us"] for row in here), max(row["us"] for row in here)
             rows.append((
                 f"`{family}`", gpu, word, shape, f"{here[0]['rows']} to {here[-1]['rows']} ({len(here)})", f"{best:.2f} to {worst:.2f} us",
                 f"{statistics.geometric_mean(ratios):.2f}", f"{statistics.geometric_mean(beside):.2f}" if beside else "not timed",
                 f"`results/{here[0]['file']}`",
             ))  # fmt: skip
-    head = ("family", "GPU", "evidence", "shape", "rows", "time", "times the floor (mean)", "PyTorch over it (mean)", "file")
+    head = (
+        "family",
+        "GPU",
+        "evidence",
+        "shape",
+        "rows",
+        "time",
+        "times the floor (mean)",
+        "PyTorch over it (mean)",
+        "file",
+    )
     return table(head, rows)
 
 
@@ -158,10 +207,18 @@ def commands() -> str:
         rows = []
         for parameter in command.params:
             names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-            given = (parameter.metavar or str(parameter.name).upper()) if parameter.param_type_name == "argument" else names
-            default = "" if parameter.default in (None, False, ()) or callable(parameter.default) else f"`{parameter.default}`"
+            given = (
+                (parameter.metavar or str(parameter.name).upper()) if parameter.param_type_name == "argument" else names
+            )
+            default = (
+                ""
+                if parameter.default in (None, False, ()) or callable(parameter.default)
+                else f"`{parameter.default}`"
+            )
             rows.append((given, getattr(parameter, "help", "") or "", "needed" if parameter.required else default))
-        parts.append(f"## k3lab {' '.join(path)}\n\n{command.help}\n\n{table(('option', 'what it does', 'default'), rows)}")
+        parts.append(
+            f"## k3lab {' '.join(path)}\n\n{command.help}\n\n{table(('option', 'what it does', 'default'), rows)}"
+        )
 
     walk(typer.main.get_command(build_app()), ())
     return "\n\n".join(parts)

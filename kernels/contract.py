@@ -296,7 +296,9 @@ class Family(ABC):
             if extents == (problem.rows, 2 * problem.rows)
         }
 
-    def cold_copies(self, problem: Problem, tensors: Tensors, rotate_bytes: int) -> list[dict[str, torch.Tensor]] | None:
+    def cold_copies(
+        self, problem: Problem, tensors: Tensors, rotate_bytes: int
+    ) -> list[dict[str, torch.Tensor]] | None:
         """Tensors of calls that read ``rotate_bytes`` of other weights before the first is read again, for a family whose calls
         read a part of their weights, chosen by another input; None: timing copies whole weights.
 

@@ -24,7 +24,15 @@ def five_layers(experts: int = 896, vocabulary: int = 16384) -> ModelCard:
 
 
 def engine_entries(
-    card: ModelCard, *, tp: int, rows: int, q_len: int, arch: str, gpu: str = "H200", jitter: int = 0, exchange: str = ""
+    card: ModelCard,
+    *,
+    tp: int,
+    rows: int,
+    q_len: int,
+    arch: str,
+    gpu: str = "H200",
+    jitter: int = 0,
+    exchange: str = "",
 ) -> tuple[list[Tuned], list[str]]:
     """Choices as a bundle would give them, and why families have none.
 

@@ -88,9 +88,7 @@ def test_a_step_of_engines_is_autos(
     auto = AutoOperators(card, dtype=torch.bfloat16, device="cuda", peers=peers)
     released(weights)
     want = logits(weights, auto, group, requests, q_len)
-    choices, without = engine_entries(
-        card, tp=TP, rows=compiled, q_len=q_len, arch=device.arch, exchange="one_shot"
-    )
+    choices, without = engine_entries(card, tp=TP, rows=compiled, q_len=q_len, arch=device.arch, exchange="one_shot")
     assert not without, without
     off = {}
     for family in sorted({one.family for one in choices}):  # each alone beside auto: which of them is off
@@ -159,7 +157,8 @@ def test_graphs_of_several_row_counts_share_memory_and_disturb_nobody(
     pool: dict = {}
     peers = lone_peers(card, tp=TP, rows=8, device="cuda")
     choices = {
-        rows: engine_entries(card, tp=TP, rows=rows, q_len=1, arch=device.arch, exchange="one_shot")[0] for rows in (1, 8)
+        rows: engine_entries(card, tp=TP, rows=rows, q_len=1, arch=device.arch, exchange="one_shot")[0]
+        for rows in (1, 8)
     }
 
     def operators(rows: int) -> TunedOperators:
