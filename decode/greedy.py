@@ -130,8 +130,71 @@ def decode_dispatched(
     return Decoded(torch.stack(produced, dim=1).tolist(), times)
 
 
+class GreedyGraph:
+    """A plain step of so many requests in a CUDA graph, with its choice of tokens; fewer are filled up with the padding slot.
+
+    Without a GPU its body is simply run.
+    """
+
+    def __init__(
+        self, weights: RankWeights, cache: DecodeCache, requests: int, operators: Operators, comm: Collectives
+    ) -> None:
+        """Warm up and capture.
+
+        Raises:
+            InputError: a cache without a padding slot.
+        """
+        if cache.padding is None:
+            raise InputError("a captured loop needs a cache with a padding slot: DecodeCache(padding=True)")
+        self.weights, self.cache, self.operators, self.comm, self.requests = weights, cache, operators, comm, requests
+        device = weights.device
+        self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
+        # captured on the padding slot: no request is disturbed
+        self._where = torch.full((requests,), cache.padding, dtype=torch.int64, device=device)
+        self._live = torch.zeros(requests, dtype=torch.int32, device=device)
+        self._held: list[int] = []
+        self.capture = Capture(device)
+        self.replay = self.capture(self._body)
+
+    def _body(self) -> None:
+        logits = forward(
+            self.weights, self.cache, self.ids, self._where, self.operators, self.comm, q_len=1, mark=no_range
+        )
+        self.ids.copy_(next_tokens(logits, self.weights, self.comm))
+        self.cache.advance(self._where, self._live)
+
+    def begin(self, slots: Sequence[int], last: Tensor) -> None:
+        """Requests that decode together from now on, and each one's last token, int64 [len(slots)].
+
+        Raises:
+            InputError: more requests than the graph has.
+        """
+        count = len(slots)
+        if count > self.requests:
+            raise InputError(f"the captured step holds {self.requests} requests, not {count}")
+        self._held = list(slots)
+        self._where.fill_(self.cache.padding)
+        self._live.zero_()
+        self._where[:count].copy_(torch.tensor(self._held))
+        self._live[:count].fill_(1)
+        self.ids.zero_()
+        self.ids[:count].copy_(last)
+
+    def note(self) -> None:
+        """The host's side of a replay."""
+        self.cache.note_accepted(self._held, [1] * len(self._held))
+
+    def step(self) -> list[list[int]]:
+        """Blocks, a replay, and the token that each request puts out; raises InputError where the cache is full."""
+        self.cache.reserve(self._held, 1)
+        self.replay()
+        tokens = self.ids[: len(self._held)].tolist()
+        self.note()
+        return [[token] for token in tokens]
+
+
 class GraphDecoder:
-    """A plain step in a CUDA graph: static ids, slots and caches; a replay appends one token a request."""
+    """Requests that decode from a CUDA graph as often as asked, always from the context that they were prepared with."""
 
     def __init__(
         self,
@@ -147,30 +210,18 @@ class GraphDecoder:
         Raises:
             InputError: a cache without a padding slot.
         """
-        if cache.padding is None:
-            raise InputError("a captured loop needs a cache with a padding slot: DecodeCache(padding=True)")
-        self.weights, self.cache, self.operators, self.comm = weights, cache, operators, comm
+        self.cache, self.operators = cache, operators
         self.slots = [cache.add() for _ in range(requests)]
         if prepare:
             prepare(self.slots)
         # an empty context needs no copy of it
         self._prepared = [save(cache, slot, rows=False) if cache.length(slot) else None for slot in self.slots]
-        device = weights.device
-        self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
-        # captured on the padding slot: no request is disturbed
-        self._where = torch.full((requests,), cache.padding, dtype=torch.int64, device=device)
-        self._live = torch.zeros(requests, dtype=torch.int32, device=device)
-        self.capture = Capture(device)
-        self._replay = self.capture(self._body)
-        self._where.copy_(torch.tensor(self.slots))
-        self._live.fill_(1)
+        self._graph = GreedyGraph(weights, cache, requests, operators, comm)
 
-    def _body(self) -> None:
-        logits = forward(
-            self.weights, self.cache, self.ids, self._where, self.operators, self.comm, q_len=1, mark=no_range
-        )
-        self.ids.copy_(next_tokens(logits, self.weights, self.comm))
-        self.cache.advance(self._where, self._live)
+    @property
+    def capture(self) -> Capture:
+        """Of its step."""
+        return self._graph.capture
 
     def _restart(self) -> None:
         """The requests as they were prepared: no token was accepted yet."""
@@ -184,17 +235,18 @@ class GraphDecoder:
         """``tokens`` replays from the ids ``first`` [requests], with device times by CUDA events."""
         self._restart()
         self.cache.reserve(self.slots, tokens)
-        self.ids.copy_(first)
-        produced = torch.empty(tokens, len(self.slots), dtype=torch.int64, device=self.ids.device)
+        graph = self._graph
+        graph.begin(self.slots, first)
+        produced = torch.empty(tokens, len(self.slots), dtype=torch.int64, device=graph.ids.device)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(tokens + 1)]
         marks[0].record()
         for index in range(tokens):
             with profiler_range(f"decode step {index}"):
-                self._replay()
+                graph.replay()
             marks[index + 1].record()
-            produced[index].copy_(self.ids)
-            self.cache.note_accepted(self.slots, [1] * len(self.slots))
-        torch.cuda.synchronize(self.ids.device)
+            produced[index].copy_(graph.ids)
+            graph.note()
+        torch.cuda.synchronize(graph.ids.device)
         self.operators.check()
         times = [round(before.elapsed_time(after) * 1e6) for before, after in pairwise(marks)]
         return Decoded(produced.T.tolist(), times)

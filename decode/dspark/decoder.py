@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,19 +109,36 @@ class SpeculativeDecoder:
         slots = [cache.add() for _ in prompts]
         if prepare:
             prepare(slots)
-        starts = [cache.length(slot) for slot in slots]
-        logits, residuals = self._run(StepWork(prompts=dict(zip(slots, prompts, strict=True))))
-        for slot, start in zip(slots, starts, strict=True):
+        self.join(self.prefill(dict(zip(slots, prompts, strict=True))), seeds)
+
+    def prefill(self, prompts: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Append prompts to requests of the cache, for target and drafter; slot to logits [1, V] of what follows."""
+        starts = {slot: self.dispatcher.cache.length(slot) for slot in prompts}
+        logits, residuals = self._run(StepWork(prompts=prompts))
+        for slot, start in starts.items():
             self.drafter.inject(slot, start, residuals[slot])
-        rows = torch.cat([logits[slot] for slot in slots])
-        after = self._tensor([cache.length(slot) for slot in slots])
-        first = self.acceptance.first(rows, self._tensor(seeds), after).tolist()
+        return logits
+
+    def join(self, logits: Mapping[int, Tensor], seeds: Sequence[int]) -> list[int]:
+        """Requests whose context is there decode from now on; the token that each puts out first.
+
+        Args:
+            logits: slot to [1, V], of what follows its context.
+            seeds: one a slot.
+        """
+        slots = list(logits)
+        after = self._tensor([self.dispatcher.cache.length(slot) for slot in slots])
+        first = self.acceptance.first(torch.cat([logits[slot] for slot in slots]), self._tensor(seeds), after).tolist()
         self.requests += [
             Request(slot, seed, token, [token]) for slot, seed, token in zip(slots, seeds, first, strict=True)
         ]
+        return first
 
-    def step(self) -> list[list[int]]:
-        """One step of all requests; what each of them puts out, 1 to drafts + 1 tokens."""
+    def step(self, most: Sequence[int] | None = None) -> list[list[int]]:
+        """One step of all requests; what each of them puts out, 1 to drafts + 1 tokens.
+
+        ``most``: tokens at most, request by request, 1 or more; what lies beyond never happened.
+        """
         cache, own = self.dispatcher.cache, self.requests
         slots, seeds = [one.slot for one in own], self._tensor([one.seed for one in own])
         drafts = self.drafter.draft(
@@ -134,7 +151,9 @@ class SpeculativeDecoder:
         # the row of position P predicts the token at P + 1
         positions = self._tensor(starts)[:, None] + torch.arange(1, self.drafts + 2, device=seeds.device)
         verified = self.acceptance.verify(drafts, torch.stack([logits[slot] for slot in slots]), seeds, positions)
-        tokens, counts = verified.lists(), verified.counts.tolist()
+        limits = most or [self.drafts + 1] * len(own)
+        tokens = [out[:limit] for out, limit in zip(verified.lists(), limits, strict=True)]
+        counts = [len(out) for out in tokens]
         cache.accept(slots, counts)
         for one, start, out, count in zip(own, starts, tokens, counts, strict=True):
             # rejected rows leave nothing: the next step's rows take their place

@@ -77,6 +77,18 @@ class Drafter:
         """
         inject_rows(self.weights, residuals, self.pages, self.cache.block_table[slots], start, tokens)
 
+    def save(self, slot: int) -> list[Tensor]:
+        """A copy of the rows behind a request's context, [length, row] a layer: what :func:`~k3lab.decode.saved.save` does not hold."""
+        where = self._places(slot, 0, self.cache.length(slot))
+        return [pages.flatten(0, 1)[where] for pages in self.pages]
+
+    @torch.inference_mode()
+    def restore(self, slot: int, rows: Sequence[Tensor]) -> None:
+        """Put rows back, once the target's context is (:func:`~k3lab.decode.saved.restore`)."""
+        where = self._places(slot, 0, self.cache.length(slot))
+        for pages, kept in zip(self.pages, rows, strict=True):
+            pages.flatten(0, 1)[where] = kept
+
     @torch.inference_mode()
     def fill(self, slot: int, tokens: int, *, seed: int = 0) -> None:
         """Make up the rows of the first ``tokens`` positions, as :func:`~k3lab.decode.prefill.fill_context` does the target's."""
