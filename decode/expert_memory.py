@@ -154,7 +154,7 @@ def release(mlp: MoeMlp) -> None:
 
 
 def routed_of(mlp: MoeMlp, chosen: Tensor | None = None) -> ExpertWeights:
-    """Experts in the checkpoint's layout, whichever they are in: all of them, or copies of those of int64 ids [n]."""
+    """Experts in the checkpoint's layout, whichever they are in: all of them, or copies of those of ids [n]."""
     if not mlp.layout.held:
         everyone = mlp.experts
         return (

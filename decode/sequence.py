@@ -1,8 +1,7 @@
 """The launches of a layer on the tuned path, in the order in which :func:`~k3lab.decode.step.forward` makes them.
 
 The stock sequence is the frame: a tuned family's kernels stand where its first stock launch stood. Where they differ
-from it: a tuned tail makes the next layer's AttnRes too, a layer that saves a block copies it beside the others, and the
-experts' kernels take ids of 64 bits.
+from it: a tuned tail makes the next layer's AttnRes too, and a layer that saves a block copies it beside the others.
 """
 
 from __future__ import annotations
@@ -138,8 +137,6 @@ def tuned_launches(
         if place in placed:
             continue
         placed.add(place)
-        if choice.family == "experts":
-            planned.append(PlannedLaunch("expert_ids", "experts", "ids to 64 bits", "main", GLUE))
         planned += [
             PlannedLaunch(
                 own.kernel, choice.family, choice.label, "main", choice.engine, choice.config, choice.evidence

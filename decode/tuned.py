@@ -229,7 +229,8 @@ class TunedOperators(AutoOperators):
         if not mlp.layout.held:
             raise InputError("the bundle's experts read the held layout; expert_memory.hold turns a layer into it")
         given = {
-            "latent": latent, "ids": ids.long(), "weights": weights, "x": x, **held_experts(mlp.experts), **held_shared(mlp),
+            # the tuned router's are int32 already: no launch
+            "latent": latent, "ids": ids.int(), "weights": weights, "x": x, **held_experts(mlp.experts), **held_shared(mlp),
         }  # fmt: skip
         made = own(given, rows=x.shape[0])
         return made["latent_partial"], made["shared_partial"]

@@ -87,12 +87,12 @@ def arguments(problem: Experts, plan: Plan) -> tuple[Arg, ...]:
 
 def fake_tensors(problem: Experts, plan: Plan) -> list[Any]:
     """What the compiler is told of each argument. Imports the compiler."""
-    from cutlass import BFloat16, Float32, Int32, Int64, Uint8
+    from cutlass import BFloat16, Float32, Int32, Uint8
     from cutlass.cute.runtime import make_fake_tensor
 
     from .family import FAMILY
 
-    kinds = {"bfloat16": BFloat16, "float32": Float32, "int64": Int64, "uint8": Uint8, "int32": Int32}
+    kinds = {"bfloat16": BFloat16, "float32": Float32, "uint8": Uint8, "int32": Int32}
     shapes = {name: (draw.shape, draw.dtype) for name, draw in FAMILY.draws(problem).items()}
     shapes |= FAMILY.output_specs(problem)
     shapes |= {buffer.name: (buffer.shape, buffer.dtype) for buffer in buffers(plan)}

@@ -39,7 +39,7 @@ def pair_of(table: cute.Tensor, row: Int32, slot: Int32, PLAN: cutlass.Constexpr
 
 @cute.jit
 def group(ids: Int64, rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.Constexpr):
-    """Fill the block's table from ids, int64 [rows, top_k]; the number of items. Ends with a barrier.
+    """Fill the block's table from ids, int32 [rows, top_k]; the number of items. Ends with a barrier.
 
     The same in all blocks: nothing in it depends on who comes first. An id that is no expert counts as the last one.
     """
@@ -49,7 +49,7 @@ def group(ids: Int64, rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.C
         table[i] = Int32(0)
     arch.sync_threads()
     for p in cutlass.range(t, pairs, PLAN.threads, unroll=1):
-        (found,) = read(LOAD_ID, ids + Int64(p) * 8, 1, [])
+        (found,) = read(LOAD_ID, ids + Int64(p) * 4, 1, [])
         expert = Int32(cutlass.min(found, Uint32(PLAN.experts - 1)))
         table[PLAN.ids_at + p] = expert
         row = p // PLAN.top_k

@@ -119,7 +119,7 @@ class ExpertsFamily(TwinFamily):
 
         routed = {
             "latent": Draw((rows, latent)),
-            "ids": Draw((rows, problem.top_k), dtype="int64", high=problem.experts),
+            "ids": Draw((rows, problem.top_k), dtype="int32", high=problem.experts),
             "weights": Draw((rows, problem.top_k), dtype="float32", std=0.1 / problem.top_k, mean=1 / problem.top_k),
             "w13": codes(*first),
             "w13_scale": scale(*first, width=latent),
@@ -148,7 +148,7 @@ class ExpertsFamily(TwinFamily):
                 best, distance = ids, away
             if distance <= 0.5:
                 break
-        return {**inputs, "ids": best.to(device)}
+        return {**inputs, "ids": best.to(device, inputs["ids"].dtype)}
 
     def cold_copies(self, problem: Problem, tensors: Tensors, rotate_bytes: int) -> list[dict[str, torch.Tensor]]:
         """Calls that choose other experts each, all of them once before the first ones come again; the shared expert is copied."""
@@ -157,7 +157,7 @@ class ExpertsFamily(TwinFamily):
         assert isinstance(problem, Experts)
         traffic = self.traffic(problem).weight_bytes
         ids = tensors["ids"]
-        chosen = torch.unique(ids)
+        chosen = torch.unique(ids).long()
         left = torch.ones(problem.experts, dtype=torch.bool, device=ids.device)
         left[chosen] = False
         ordered = torch.cat([chosen, left.nonzero().flatten()])
@@ -165,7 +165,7 @@ class ExpertsFamily(TwinFamily):
         place[ordered] = torch.arange(problem.experts, device=ids.device)
         copies = []
         for number in range(-(-rotate_bytes // traffic) + 1):
-            other = {"ids": ordered[(place[ids] + number * len(chosen)) % problem.experts].contiguous()}
+            other = {"ids": ordered[(place[ids.long()] + number * len(chosen)) % problem.experts].to(ids.dtype)}
             own = {name: tensors[name].clone() for name in SHARED if name in tensors and number}
             copies.append({**tensors, **other, **own})
         return copies

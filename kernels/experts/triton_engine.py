@@ -93,7 +93,7 @@ class TritonEngine(Engine):
         )  # fmt: skip
         sizes = {"LATENT": latent, "INNER": inner, "TOP_K": problem.top_k}
         betas = {"BETA": problem.beta, "LINEAR": problem.linear_beta}
-        ids = ("*i64", "ids")
+        ids = ("*i32", "ids")
         steps: list[Step] = [
             (
                 k3_experts_triton_first,

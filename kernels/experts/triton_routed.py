@@ -108,7 +108,7 @@ def k3_experts_triton_first(
     """hidden[pair, inner]: block (t, p) makes columns 16 t to 16 t + 15 of pair p."""
     tile, pair = tl.program_id(0), tl.program_id(1)
     if pair < rows * TOP_K:
-        expert = tl.load(ids_ptr + pair).to(tl.int32)
+        expert = tl.load(ids_ptr + pair)
         first = (expert * (INNER // 16) + tile) * (LATENT // 32)
         x = latent_ptr + pair // TOP_K * LATENT
         g0, g1, u0, u1 = block_rows(x, w13_ptr, scale_ptr, first, LATENT // 32, STEP)
@@ -125,7 +125,7 @@ def k3_experts_triton_second(
     """output[pair, latent]: block (t, p) makes columns 32 t to 32 t + 31 of pair p."""
     task, pair = tl.program_id(0), tl.program_id(1)
     if pair < rows * TOP_K:
-        expert = tl.load(ids_ptr + pair).to(tl.int32)
+        expert = tl.load(ids_ptr + pair)
         first = (expert * (LATENT // 32) + task) * (INNER // 32)
         a, b, c, d = block_rows(hidden_ptr + pair * INNER, w2_ptr, scale_ptr, first, INNER // 32, STEP)
         where = output_ptr + pair * LATENT + task * 32 + tl.arange(0, 8) * 4

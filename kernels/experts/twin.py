@@ -53,7 +53,7 @@ def routed(
 
     Args:
         latent: [n, L].
-        ids: int64 [n, k].
+        ids: int32, as the router's kernels write them, or int64 [n, k].
         weights: [n, k].
         experts: This rank's slice.
         beta: Of SiTU.

@@ -102,7 +102,7 @@ def test_the_plan_of_k3_with_kernels_of_every_family(monkeypatch: pytest.MonkeyP
     layers = {one.label: one for one in made.layers}
     assert [one.kernel for one in made.layer("kda").launches] == [
         "k3_attention_projection_twin_kda", "k3_kda_twin_all", "k3_output_projection_twin_kda", "k3_router_twin_all",
-        "expert_ids", "k3_experts_twin_all", "k3_moe_tail_twin_all",
+        "k3_experts_twin_all", "k3_moe_tail_twin_all",
     ]  # fmt: skip
     restart = layers["kda moe restart"]
     assert restart.layers == (12, 24, 36, 48, 60, 72, 84)
@@ -147,6 +147,29 @@ def test_a_family_without_kernels_is_computed_by_the_others_way(
         planned += Counter(one.kernel.rpartition("_")[2] for one in frame if one.evidence and one.family == "attn_res")
     if "attn_res" not in missing:
         assert mixes == Counter({kind: 3 * count for kind, count in (planned + Counter(final=1)).items()})
+
+
+def test_experts_read_ids_where_the_router_wrote_them(
+    tiny: ModelCard, weights: RankWeights, twins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = [entry(tiny, "router"), entry(tiny, "experts")]
+    used = tuned.TunedOperators(tiny, choices, dtype=torch.float64, device="cpu")
+    turn(weights, hold)
+    mlp, x = weights.layers[1].mlp, torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).double()
+    assert isinstance(mlp, MoeMlp)
+    ids, shares, latent = used.router(x, mlp, SingleRank())
+    seen: dict[str, torch.Tensor] = {}
+
+    def call(_loaded: Any, inputs: dict[str, torch.Tensor], *_rest: Any) -> None:
+        seen.update(inputs)
+
+    monkeypatch.setattr(library, "call", call)
+    used.experts(latent, ids, shares, x, mlp)
+    assert seen["ids"].data_ptr() == ids.data_ptr()
+    # a router without kernels sorts, and has 64 bits
+    used.experts(latent, ids.long(), shares, x, mlp)
+    assert seen["ids"].dtype == torch.int32 and torch.equal(seen["ids"], ids)
+    turn(weights, release)
 
 
 def test_an_engine_that_asks_for_what_no_step_has_is_not_chosen() -> None:

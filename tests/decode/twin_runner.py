@@ -33,6 +33,8 @@ class AnyTwinRunner:
                 assert tensors[name].shape[axis] in (
                     (ROWS,) if axis else (rows, own.rows // getattr(own, "q_len", 1))
                 ), name
+        if own.__class__.__name__ == "Experts":  # where kernels read 32 bits, 64 are other ids
+            assert tensors["ids"].dtype == torch.int32
         live = (fewer or {}).get("blocks")
         given = {name: tensors[name] for name in shapes}
         if live is not None:

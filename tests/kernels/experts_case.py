@@ -103,7 +103,7 @@ class Case:
         """Other inputs."""
         self.inputs = exact_inputs(self.problem, seed, "cuda")
         if ids is not None:
-            self.inputs["ids"] = ids.cuda()
+            self.inputs["ids"] = ids.to("cuda", torch.int32)
         self.wanted = {name: value.cpu() for name, value in exact_outputs(self.problem, self.inputs).items()}
 
     def run(self, rows: int | None = None, pdl: bool | None = None) -> None:

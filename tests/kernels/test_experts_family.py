@@ -66,7 +66,7 @@ def test_timed_calls_read_all_experts_before_one_comes_again(kind):
     seen = torch.cat([copy["ids"].unique() for copy in copies[: one.experts // chosen]])
     assert len(seen) == len(seen.unique()), "an expert comes again before all have come"
     for copy in copies:
-        assert len(copy["ids"].unique()) == chosen
+        assert len(copy["ids"].unique()) == chosen and copy["ids"].dtype == torch.int32
         assert copy["w13"].data_ptr() == inputs["w13"].data_ptr()
         counts = (one["ids"].unique(return_counts=True)[1].sort()[0] for one in (copy, inputs))
         assert torch.equal(*counts), "who shares an expert still does"

@@ -242,7 +242,7 @@ def test_routings_that_no_router_makes(monkeypatch, how):
         ids[:, 1], ids[3, 2] = ids[:, 0], ids[3, 0]
     else:
         ids[:] = 5
-    made.memory.data[made.at["ids"] :][: 8 * ids.numel()] = ids.contiguous().view(torch.uint8).numpy().reshape(-1)
+    made.memory.data[made.at["ids"] :][: 4 * ids.numel()] = ids.contiguous().view(torch.uint8).numpy().reshape(-1)
     made.run(0)
     (wanted,) = exact_outputs(made.problem, made.inputs).values()
     assert np.array_equal(made.memory.get("latent_partial").view(np.int16), bits(wanted))

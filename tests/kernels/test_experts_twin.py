@@ -62,6 +62,7 @@ def test_routed_equals_a_loop_over_tokens_and_slots(activations: str) -> None:
 def test_the_activation_modes_all_differ() -> None:
     experts, (latent, ids, weights) = _experts(), _tokens()
     outs = {mode: routed(latent, ids, weights, experts, activations=mode, **SITU) for mode in twin.ROUNDINGS}
+    assert torch.equal(outs["bf16"], routed(latent, ids.int(), weights, experts, **SITU))
     names = list(outs)
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
