@@ -3,14 +3,13 @@
 A turn that is due takes a free row, in order of being due. What its session had before is put back where it was kept
 (KV rows and KDA state), else computed again and counted. Its prompt is then prefilled whole, while the others wait; a
 step decodes all rows. A turn that ends leaves its row, and its context is kept in host memory until the next one.
-Every turn decodes as many tokens as the file says, whatever they are.
+Every turn decodes as many tokens as the file says, whatever they are; with drafts its last step is cut to them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,11 +17,11 @@ from typing import Any
 import torch
 
 from ...kernels import InputError
-from ..dispatch import Dispatcher, StepWork
-from ..dspark.acceptance import likeliest
-from ..saved import SavedRequest, restore, save
+from ..dispatch import Dispatcher
 from .clock import Clock
+from .kept import Kept
 from .sessions import Session, Traffic
+from .steps import PlainSteps, Steps
 
 
 @dataclass(frozen=True)
@@ -66,45 +65,6 @@ class _Live:
     tokens: list[int]
 
 
-class Kept:
-    """Contexts in host memory; the one that was used longest ago goes first.
-
-    Args:
-        limit: bytes; 0 keeps nothing.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._bytes, self._all = limit, 0, OrderedDict[str, tuple[SavedRequest, int]]()
-        self.evicted = 0
-
-    def put(self, name: str, saved: SavedRequest) -> None:
-        """Keep a copy in host memory, as far as there is room."""
-        parts = [tensor for pair in saved.kda.values() for tensor in pair] + list((saved.rows or {}).values())
-        size = sum(tensor.numel() * tensor.element_size() for tensor in parts)
-        self.drop(name)
-        if size > self._limit:
-            self.evicted += self._limit > 0
-            return
-        while self._bytes + size > self._limit:
-            _, (_, freed) = self._all.popitem(last=False)
-            self._bytes -= freed
-            self.evicted += 1
-        self._all[name] = (_moved(saved, torch.device("cpu")), size)
-        self._bytes += size
-
-    def get(self, name: str) -> SavedRequest | None:
-        """What was kept."""
-        if name not in self._all:
-            return None
-        self._all.move_to_end(name)
-        return self._all[name][0]
-
-    def drop(self, name: str) -> None:
-        """Forget it."""
-        if name in self._all:
-            self._bytes -= self._all.pop(name)[1]
-
-
 def _own(session: Session) -> str:
     return f"session {session.name}"
 
@@ -113,18 +73,15 @@ def _system(session: Session) -> str:
     return f"system {session.system}"
 
 
-def _moved(saved: SavedRequest, device: torch.device) -> SavedRequest:
-    return SavedRequest(
-        saved.length,
-        {layer: (conv.to(device), state.to(device)) for layer, (conv, state) in saved.kda.items()},
-        {layer: rows.to(device) for layer, rows in saved.rows.items()} if saved.rows is not None else None,
-    )
+def seed_of(name: str) -> int:
+    """Of a name's random numbers, on every backend and in every run."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 def made_up(name: str, count: int, vocabulary: int) -> list[int]:
     """Random ids of a name: the same for every backend and run."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
-    return torch.randint(0, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
+    generator = torch.Generator().manual_seed(seed_of(name))
+    return torch.randint(0, vocabulary, (count,), generator=generator).tolist()  # type: ignore[no-any-return]
 
 
 class Replay:
@@ -134,11 +91,13 @@ class Replay:
         decode_s: seconds in decode steps.
         decode_tokens: tokens that they put out.
         steps: how many there were.
+        how: turns decode.
     """
 
     def __init__(
         self, dispatcher: Dispatcher, traffic: Traffic, *, rows: int, clock: Clock, keep_bytes: int = 2**34,
         reuse: bool = True, done: Callable[[int, int], None] | None = None,
+        steps: Callable[[Dispatcher], Steps] = PlainSteps,
     ) -> None:  # fmt: skip
         """Set up.
 
@@ -150,6 +109,7 @@ class Replay:
             keep_bytes: host memory for contexts between turns.
             reuse: whether contexts are kept at all; else all is computed again in every turn.
             done: told (turns served, turns).
+            steps: how turns decode.
 
         Raises:
             InputError: a session that is longer than the cache.
@@ -161,6 +121,7 @@ class Replay:
         if rows < 1:
             raise InputError(f"rows is {rows}; a replay has 1 or more")
         self._dispatcher, self._traffic, self._rows, self._clock = dispatcher, traffic, rows, clock
+        self.how = steps(dispatcher)
         self.kept = Kept(keep_bytes if reuse else 0)
         self._done = done
         self._history: dict[str, list[int]] = {}
@@ -200,14 +161,14 @@ class Replay:
         history += made_up(f"{session.name} {turn}", session.turns[turn].prompt, vocabulary)
         saved = self.kept.get(_own(session) if turn else _system(session))
         if saved is not None:
-            restore(cache, slot, _moved(saved, cache.context.device))
+            self.how.restore(slot, saved.to(cache.context.device))
         reused = cache.length(slot)
         share = session.system is not None and turn == 0 and reused == 0 and session.system_tokens
         if share:  # the first of its kind leaves the state behind the system prompt to the others
-            self._dispatcher.run(StepWork(prompts={slot: history[: session.system_tokens]}))
-            self.kept.put(_system(session), save(cache, slot))
-        logits = self._dispatcher.run(StepWork(prompts={slot: history[cache.length(slot) :]}))
-        token = int(likeliest(logits[slot])[0])
+            self.how.prefill(slot, history[: session.system_tokens])
+            self.kept.put(_system(session), self.how.save(slot))
+        logits = self.how.prefill(slot, history[cache.length(slot) :])
+        token = self.how.join(slot, logits, seed_of(f"sampling {session.name} {turn}"))
         first = self._clock.now()
         self._live[slot] = _Live(
             session, turn, due, begun, reused, len(history) - reused, first - begun, first, [token]
@@ -215,14 +176,11 @@ class Replay:
 
     def _step(self) -> None:
         begun = self._clock.now()
-        slots = list(self._live)
-        logits = self._dispatcher.run(StepWork(tokens={slot: [self._live[slot].tokens[-1]] for slot in slots}))
-        self._dispatcher.cache.accept(slots, [1] * len(slots))
-        chosen = likeliest(torch.cat([logits[slot] for slot in slots])).tolist()
-        for slot, token in zip(slots, chosen, strict=True):
-            self._live[slot].tokens.append(token)
+        out = self.how.step({slot: one.session.turns[one.turn].output - len(one.tokens) for slot, one in self._live.items()})
+        for slot, tokens in out.items():
+            self._live[slot].tokens += tokens
         self.decode_s += self._clock.now() - begun
-        self.decode_tokens += len(slots)
+        self.decode_tokens += sum(map(len, out.values()))
         self.steps += 1
 
     def _ended(self) -> list[int]:
@@ -231,11 +189,12 @@ class Replay:
     def _leave(self, slot: int) -> Served:
         one, cache = self._live.pop(slot), self._dispatcher.cache
         ended = self._clock.now()
+        self.how.leave(slot)
         # the last token was put out and not yet seen: the next turn's prompt begins with it
         self._history[one.session.name] += one.tokens
         index = self._traffic.sessions.index(one.session)
         if one.turn + 1 < len(one.session.turns):
-            self.kept.put(_own(one.session), save(cache, slot))
+            self.kept.put(_own(one.session), self.how.save(slot))
             due = ended + one.session.turns[one.turn + 1].pause_s
             heapq.heappush(self._waiting, (due, index, one.turn + 1))
         else:

@@ -41,6 +41,7 @@ def seen(turns: Sequence[Served], replay: Replay) -> dict[str, Any]:
         "prefill_tokens_a_s": prefilled / prefill_s if prefill_s else None,
         "group_decode_tokens_a_s": replay.decode_tokens / replay.decode_s if replay.decode_s else None,
         "decode_steps": replay.steps,
+        "mean_tokens_a_step": sum(replay.how.accepted) / len(replay.how.accepted) if replay.how.accepted else None,
         "prefilled_tokens": prefilled,
         "reused_tokens": reused,
         "reused_share": reused / (reused + prefilled) if reused + prefilled else None,
