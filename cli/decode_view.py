@@ -105,7 +105,8 @@ def show_fallbacks(console: Console, fallbacks: list[Data]) -> None:
             alike.setdefault((one["reason"], cure), []).append(name)
     for reason, those in typed.items():
         names = [" ".join(filter(None, (one["family"], one["kind"]))) for one in those]
-        _say(console, f"  {', '.join(names)}: {reason}")
+        count = f" ({counted(those[0]['count'], 'step')})" if those[0].get("count") else ""
+        _say(console, f"  {', '.join(names)}: {reason}{count}")
         # what they all end with, looking again, is typed once
         last = {one["commands"][-1] for one in those}
         for one in those:

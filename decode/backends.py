@@ -75,6 +75,8 @@ def backend_of(
     assert group.device
     mine = here(card, group.device, bundle, tp=options.tp, graph_rows=options.step_rows)
     scope = agree(mine, group.host) if group.host else group_scope([mine])
-    tuned = TunedOperators(card, choices, **where, transport=group.transport, peers=peers)
+    # loading makes mailboxes together: ranks that differ have no kernels in common
+    loaded = () if scope.session else choices
+    tuned = TunedOperators(card, loaded, **where, transport=group.transport, peers=peers)
     tuned.take(weights)
     return Backend(auto, tuned, scope)

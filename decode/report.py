@@ -64,6 +64,12 @@ class RunReport:
         return self.graph_agrees is not False and not (self.launches or {}).get("differences")
 
     @property
+    def served(self) -> int | None:
+        """Steps of the specialised backend, each of which ran the fallbacks' families untuned; None without a GPU."""
+        told = self.backend_steps or (self.speculation or {}).get("backend_steps")
+        return told["served"] if told else None
+
+    @property
     def planned_here(self) -> dict[str, int]:
         """Launches a step of every tuned kernel, none where the scope left the step to ``auto``."""
         return self.planned if self.launches and self.launches["planned"] else {}
@@ -85,7 +91,7 @@ class RunReport:
                 {"family": one.family, "kind": one.kind, "engine": one.engine, "config": one.config, "evidence": one.evidence}
                 for one in self.tuned
             ],
-            "fallbacks": [one.to_json() for one in self.fallbacks],
+            "fallbacks": [{**one.to_json(), "count": self.served} for one in self.fallbacks],
             "unused_entries": [one.to_json() for one in self.unused],
             "trace": str(self.trace) if self.trace else None,
             "ok": self.ok,

@@ -15,6 +15,7 @@ from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
 from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose, without_gpu
 from .cures import model_word
+from .fitting import fitting_here
 from .group import NO_LINK, Group, join
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import AUTO_NOTE, TUNED_FAMILIES, plan
@@ -27,17 +28,19 @@ Recorder = Callable[[Path], AbstractContextManager[object]]
 """What records the block under it to a file, and says at the call if it cannot: ``k3lab.traces.capture.recording``."""
 
 
-def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None) -> tuple[Choice, ...]:
-    """What the bundle offers for this GPU, or for ``options.gpu`` where there is none."""
+def wanted_choices(
+    card: ModelCard, options: RunOptions, bundle: Finder | None, device: Device | None, command: str = "run"
+) -> tuple[Choice, ...]:
+    """What the bundle offers for this GPU, or for ``options.gpu`` where there is none; ``command`` asks again."""
     if options.backend == "auto":
         if bundle is not None:
             raise InputError("backend auto uses no bundle; --backend latency_specialized does")
         return ()
     known = known_gpu(options, device)
     model = [] if options.checkpoint else ["--model", options.model or model_word(card)]
-    command = ["run", *model, *options.again]
-    command += ["--gpu", known] if device is None else []
-    command += ["--trace", str(options.trace)] if options.trace else []
+    words = [command, *model, *options.again]
+    words += ["--gpu", known] if device is None else []
+    words += ["--trace", str(options.trace)] if options.trace else []
     return choose(
         card,
         tp=options.tp,
@@ -47,12 +50,12 @@ def _wanted(card: ModelCard, options: RunOptions, bundle: Finder | None, device:
         only=TUNED_FAMILIES,
         objective="measured" if device and device.card else "predicted",
         model=options.model,
-        command=tuple(command),
+        command=tuple(words),
         form=StepForm(options.drafts + 1, context=options.context),
     )
 
 
-def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | None) -> tuple[Choice, ...]:
+def usable_choices(wanted: tuple[Choice, ...], options: RunOptions, device: Device | None) -> tuple[Choice, ...]:
     """What of it can be launched here."""
     if device is None:
         return without_gpu(wanted, "no GPU here: the twin runs", f"run it on a {options.gpu}")
@@ -61,7 +64,7 @@ def _usable(wanted: tuple[Choice, ...], options: RunOptions, device: Device | No
     return wanted
 
 
-def _planned(
+def planned_launches(
     card: ModelCard, options: RunOptions, choices: tuple[Choice, ...], gpu: str, bundle: Finder | None
 ) -> dict[str, int]:
     """Launches a step of every tuned kernel that can be launched here, known before anything is."""
@@ -72,7 +75,7 @@ def _planned(
     return made.tuned_kernels()
 
 
-def _head(
+def head_lines(
     options: RunOptions, wanted: tuple[Choice, ...], device: Device | None, group: Group | None
 ) -> tuple[str, ...]:
     gpu = known_gpu(options, device)
@@ -144,8 +147,11 @@ def _run(
         from .speculate_run import check_drafter
 
         check_drafter(card, options, group.rank if group and group.alone else None)
-    wanted = _wanted(card, options, bundle, device)
-    choices = _usable(wanted, options, device)
+    wanted = wanted_choices(card, options, bundle, device)
+    if group and options.backend != "auto":
+        bundle = fitting_here(bundle, wanted, group)
+        wanted = wanted_choices(card, options, bundle, device)
+    choices = usable_choices(wanted, options, device)
     check_memory(
         card,
         options.tp,
@@ -158,14 +164,14 @@ def _run(
     )
     watch_memory(device)
     say = progress or (lambda _what, _done, _of: None)
-    planned = _planned(card, options, choices, known_gpu(options, device), bundle)
+    planned = planned_launches(card, options, choices, known_gpu(options, device), bundle)
     decoded = (
         run_gpu(card, options, choices, group, say, recorder, bundle, planned)
         if group and device
         else run_cpu(card, options, say, group)
     )
     return RunReport(
-        head=_head(options, wanted, device, group),
+        head=head_lines(options, wanted, device, group),
         rank=group.rank if group else 0,
         backend_steps=decoded.backend_steps,
         launches=decoded.launches,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
 from .bars import KINDS, depths, ratio_faults, verdicts
-from .choices import Fallback, Finder, StepForm, Tuned, choose
+from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose
+from .fitting import fitting_here
 from .group import NO_LINK, join
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
@@ -62,17 +63,23 @@ def run_bars(
         check_memory(card, tp, device, requests=load.requests, context=load.context, verify=load.q_len)
     watch_memory(device)
     where: dict[str, Any] = {"dtype": torch.bfloat16, "device": f"cuda:{device.index}"}
+
+    def chosen_from(bundle: Finder | None) -> dict[Load, tuple[Choice, ...]]:
+        return {
+            load: choose(
+                card, tp=tp, rows=load.rows, gpu=gpu.name, bundle=bundle, only=TUNED_FAMILIES, objective="measured",
+                form=StepForm(load.q_len, context=load.context + load.q_len),
+            )
+            for load in loads
+        }  # fmt: skip
+
+    every = [one for own in chosen_from(bundle).values() for one in own]
+    bundle = fitting_here(bundle, every, group)
+    chosen = chosen_from(bundle)
     weights = random_rank_weights(
         card, seed=seed, tp=tp, rank=rank, progress=lambda done, of: tell("weights", done, of), **where
     )
     pool: KernelPool = {}
-    chosen = {
-        load: choose(
-            card, tp=tp, rows=load.rows, gpu=gpu.name, bundle=bundle, only=TUNED_FAMILIES, objective="measured",
-            form=StepForm(load.q_len, context=load.context + load.q_len),
-        )
-        for load in loads
-    }  # fmt: skip
 
     def peers(load: Load) -> Any:
         return lone_peers(card, tp=tp, rows=load.rows, device=where["device"], seed=seed)

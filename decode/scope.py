@@ -7,7 +7,6 @@ by what the scheduler says of it alone. Both are the same on every rank, and so 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from ..kernels import InputError, ModelCard, family
 from ..kernels.device import Device, nvlink_domain
 from .choices import Finder, model_families
 from .cures import joined
+from .letters import letters
 from .plan import TUNED_FAMILIES
 
 if TYPE_CHECKING:
@@ -195,13 +195,7 @@ def agree(mine: RankSituation, comm: Collectives) -> Scope:
         InputError: what this rank is takes more than :data:`LETTER` bytes.
         CollectiveError: a rank did not come within the group's limit; it is named.
     """
-    import torch
-
-    text = json.dumps(asdict(mine)).encode()
-    if len(text) > LETTER:
-        raise InputError(f"what this rank is takes {len(text)} bytes, at most {LETTER} can be told")
-    letters = comm.all_gather(torch.frombuffer(bytearray(text.ljust(LETTER)), dtype=torch.uint8)[None], dim=0)
-    return group_scope([RankSituation(**json.loads(bytes(letter.tolist()))) for letter in letters])
+    return group_scope([RankSituation(**one) for one in letters(asdict(mine), comm, LETTER, "what this rank is")])
 
 
 def entry_rows(card: ModelCard, bundle: Finder | None, *, tp: int, gpu: str) -> int:

@@ -63,6 +63,10 @@ class _Loaded:
         if launch.pdl:
             self._even_bytes = residency.even_bytes(launch, self.function, self._config)
 
+    def unload(self) -> None:
+        """Give the kernel's memory back; it cannot be launched any more."""
+        _checked(driver.cuModuleUnload(self._module))
+
     @property
     def carveout(self) -> int:
         """See :func:`k3lab.kernels.residency.carveout`."""
@@ -104,6 +108,28 @@ class _Loaded:
         config.attrs = attributes
         config.numAttrs = len(attributes)
         return config
+
+
+def unfit(compiled: Compiled, device: str = "cuda") -> str | None:
+    """Why a GPU cannot hold the blocks of a launch that must be there together, or None.
+
+    Nothing is launched, no buffers are made and no other rank is waited for: what loads kernels for good may ask first.
+
+    Args:
+        compiled: what is to be launched.
+        device: torch's name of the GPU.
+
+    Raises:
+        LaunchError: the driver refuses the kernels themselves.
+    """
+    torch.zeros(1, device=device)  # the driver API needs torch's context to be current
+    for launch in filter(residency.concerned, compiled.launches):
+        try:
+            loaded = _Loaded(launch)
+        except ResidencyError as error:
+            return str(error)
+        loaded.unload()
+    return None
 
 
 class Runner:
