@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from .decode_inputs import Accept, BundlePath, bundle_of, progress_bar, real_card
-from .output import Json, emit
+from .output import Json, check_file, emit, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ def bars_command(
     seed: int = typer.Option(0, "--seed", help="Of weights, ids and routing."),
     bundle: BundlePath = None,
     accept: Accept = None,
-    out: Path | None = typer.Option(None, "--out", help="Also write the table here, with GPU, driver and versions."),
+    out: Path | None = typer.Option(None, "--out", help="File, in a folder that is there: the table with GPU, driver and versions."),
     as_json: Json = False,
 ) -> None:
     """Time a layer, as a slope, and whole steps of one rank alone, on both backends, against the bars; exit 1 where one is missed."""
@@ -40,6 +40,8 @@ def bars_command(
         raise InputError(
             f"drafts {drafts} and context {context}: a step verifies 0 to {MAX_DRAFTS} drafts, behind 0 tokens or more"
         )
+    if out:
+        check_file(out)
     card, loaded = real_card(model, of), bundle_of(bundle, accept)
     loads = [Load(1, drafts + 1, context), Load(1, 1, context)] if drafts else [Load(1, 1, context)]
     check_bars(card, loads, tp=of, rank=rank, seed=seed)
@@ -47,10 +49,11 @@ def bars_command(
     with progress_bar() as told:
         found = run_bars(card, here, loaded, loads, tp=of, rank=rank, seed=seed, samples=samples, say=told)
     data = {**found, "environment": environment(here)}
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(data, indent=1) + "\n")
-    emit(data, as_json, render_bars)
+    try:
+        if out:
+            write_file(out, json.dumps(data, indent=1) + "\n")
+    finally:  # what took long to measure is told, whatever became of the disk
+        emit(data, as_json, render_bars)
     if data["faults"]:
         raise typer.Exit(1)
 

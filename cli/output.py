@@ -95,6 +95,22 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def check_file(path: Path) -> None:
+    """Raise InputError where :func:`write_file` could not write: for what takes long, before it begins; leaves nothing."""
+    import tempfile
+
+    from ..kernels.errors import InputError
+
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def write_file(path: Path, data: bytes | str) -> None:
     """Write what the user named, whole or not at all.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,18 +178,26 @@ def test_another_seed_has_other_ids(tiny: ModelCard) -> None:
     assert len(ids) == 2
 
 
-def test_the_bars_need_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bars_need_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setenv("K3LAB_NO_GPU", "1")
     assert command(["decode", "bars"]) == 2
     assert "GPU" in capsys.readouterr().err
     assert command(["decode", "bars", "--drafts", "9"]) == 2
     assert "a step verifies 0 to 7 drafts" in capsys.readouterr().err
+    (tmp_path / "file").touch()
     for words, line in [
+        (["--out", str(tmp_path / "no" / "b.json")], f"there is no folder {tmp_path / 'no'}"),
+        (["--out", str(tmp_path / "file" / "b.json")], "there is no folder"), (["--out", str(tmp_path)], "it is a folder"),
+        (["--out", "/proc/self/b.json"], "cannot write /proc/self/b.json: "),
         (["--rank", "16"], "rank 16 lies outside 0..15"), (["--of", "7"], "TP 7 does not divide"),
         (["--context", "2000000"], "a context of 2000008 tokens"), (["--seed", str(2**64)], "64 bits"),
     ]:  # fmt: skip
         assert command(["decode", "bars", *words]) == 2
-        assert line in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert line in told and told.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert command(["decode", "plan", "--rows", "9", "--drafts", "7"]) == 2
     assert "whole requests" in capsys.readouterr().err
     assert command(["decode", "plan", "--rows", "16", "--drafts", "7", "--backend", "latency_specialized"]) == 0
