@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..kernels.contract import Traffic, Work
 from ..kernels.gpu_cards import GpuCard
+from ..kernels.residency import blocks_by_registers
 from .cubin import KernelResources
 
 MAX_BLOCKS_A_SM = 32
@@ -65,10 +66,9 @@ CLOCK_HZ = 1.7e9
 
 def resident_blocks(found: KernelResources, gpu: GpuCard) -> int:
     """Blocks of a kernel that fit on one SM together, by registers, shared memory and threads."""
-    registers = -(-found.registers // 8) * 8 * found.threads
     shared = found.dynamic_shared_bytes + max(found.static_shared_bytes, 1024)
     return min(
-        gpu.registers_per_sm // max(registers, 1),
+        blocks_by_registers(found.registers, found.threads, gpu),
         gpu.shared_per_sm // max(shared, 1),
         gpu.max_threads_per_sm // found.threads,
         MAX_BLOCKS_A_SM,

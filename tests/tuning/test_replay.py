@@ -157,7 +157,7 @@ def test_a_replay_invents_nothing(tmp_path: Path) -> None:
 def test_the_command_tells_the_table_and_fails_where_the_bar_is_missed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["study", "replay", str(SPACES[0]), "--seeds", "3"]
+    words = ["study", "replay", str(SPACES[0]), "--seeds", "8"]
     assert main.run([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {row["sampler"] for row in data["rows"]} == set(SAMPLERS)
