@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,19 @@ _MNEMONIC = re.compile(
 
 def sass(cubin: bytes) -> str:
     """Machine code as text."""
+    return _disassembled(cubin, tuple(tools("nvdisasm")))
+
+
+@lru_cache(8)
+def _disassembled(cubin: bytes, readers: tuple[str, ...]) -> str:
+    """By the first of ``readers`` that can; kept, since who asks for resources asks for the order of the code, too.
+
+    The analysis of the data flow changes nothing in the text and takes a third of the time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        return _run("nvdisasm", "-c", str(path))
+        return _run("nvdisasm", "-c", "-ndf", str(path))
 
 
 def full_mnemonics(text: str) -> Counter[str]:
@@ -110,13 +120,12 @@ def kernel_resources(launch: Launch) -> KernelResources:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(launch.cubin)
         usage = _run("cuobjdump", "-res-usage", str(path))
-        code = _run("nvdisasm", "-c", str(path))
     match = re.search(rf"Function {re.escape(launch.kernel)}:\s*\n\s*(.*)", usage)
     if not match:
         raise RuntimeError(f"cuobjdump names no kernel {launch.kernel}")
     numbers = dict(re.findall(r"(\w+)(?:\[\d\])?:(\d+)", match[1]))
     counts: Counter[str] = Counter()
-    for base, _suffix in _MNEMONIC.findall(code):
+    for base, _suffix in _MNEMONIC.findall(sass(launch.cubin)):
         counts[base] += 1
     counts.pop("NOP", None)
     return KernelResources(

@@ -38,16 +38,17 @@ class MatrixMachine(Machine):
 
     def do_ldmatrix(self, step: Step, who: np.ndarray, place: int) -> None:
         names, turned = self.words(step.args[0]), "trans" in step.name
-        for lanes in self.whole_warps(who, place):
-            at = self.address(step.args[1], lanes, "u32")
-            assert (at % 16 == 0).all(), "misaligned matrix row"
-            for matrix, name in enumerate(names):
-                rows = at[8 * matrix : 8 * matrix + 8]
-                block = self.shared[self.local[lanes[0]], rows[:, None] + np.arange(16)]
-                values = np.ascontiguousarray(block).view(np.uint16)
-                values = values.T if turned else values
-                pair = values.reshape(8, 4, 2).astype(np.uint32).reshape(32, 2)
-                self.put(name, lanes, pair[:, 0] | pair[:, 1] << np.uint32(16))
+        who = self.whole_warps(who, place).ravel()
+        at = self.address(step.args[1], who, "u32")
+        assert (at % 16 == 0).all(), "misaligned matrix row"
+        block, at = self.local[who[::32]], at.reshape(-1, 32)
+        for matrix, name in enumerate(names):
+            rows = at[:, 8 * matrix : 8 * matrix + 8]
+            found = self.shared[block[:, None, None], rows[:, :, None] + np.arange(16)]
+            values = np.ascontiguousarray(found).view(np.uint16)
+            values = values.swapaxes(1, 2) if turned else values
+            pair = values.reshape(-1, 2).astype(np.uint32)
+            self.put(name, who, pair[:, 0] | pair[:, 1] << np.uint32(16))
 
     def do_cp(self, step: Step, who: np.ndarray) -> None:
         if step.name[2] == "commit_group":

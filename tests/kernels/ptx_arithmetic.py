@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import lru_cache
 
 import numpy as np
 
@@ -40,9 +41,10 @@ class Operands(ABC):
         """A predicate."""
 
     @staticmethod
-    def words(arg: str) -> list[str]:
+    @lru_cache(None)
+    def words(arg: str) -> tuple[str, ...]:
         """Names in a braced list, or the one name."""
-        return [one.strip() for one in arg.strip("{}").split(",")]
+        return tuple(one.strip() for one in arg.strip("{}").split(","))
 
 
 class Arithmetic(Operands):
@@ -110,6 +112,16 @@ class Arithmetic(Operands):
         if kind == "f32":
             with np.errstate(all="ignore"):
                 self.put(step.args[0], who, canonical(first * second))
+            return
+        if step.name[1] == "lo":
+            self.put(step.args[0], who, first * second)
+            return
+        if kind in ("s32", "u32"):
+            long = np.int64 if kind == "s32" else np.uint64
+            product = first.astype(long) * second.astype(long)
+            self.put(
+                step.args[0], who, product if step.name[1] == "wide" else (product >> long(32)).astype(first.dtype)
+            )
             return
         bits = np.dtype(DTYPES[kind]).itemsize * 8
         wide = [int(a) * int(b) for a, b in zip(first, second, strict=True)]

@@ -11,6 +11,7 @@ import random
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +22,23 @@ __all__ = ["Barrier", "Machine", "Memory", "Step", "parse"]
 
 SHARED, PEER = 1024, 24
 """Where dynamic shared memory begins in a block's window; bits below a peer's number in a cluster address."""
+
+
+WIDTHS = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
+
+
+@lru_cache(None)
+def constant(name: str, kind: str) -> np.ndarray | None:
+    """The value of an operand that is no register, as a type, alone in an array; None if it is one."""
+    dtype = DTYPES[kind]
+    if name == "__dynamic_shmem__0":
+        return np.full(1, SHARED, dtype=dtype)
+    if re.match(r"0[fF][0-9A-Fa-f]{8}$", name):
+        return np.full(1, int(name[2:], 16), dtype=np.uint32).view(np.float32)
+    if re.match(r"-?(0[xX][0-9A-Fa-f]+|\d+)$", name):
+        bits = WIDTHS[kind] * 8
+        return np.full(1, int(name, 0) & ((1 << bits) - 1), dtype=CARRIERS[bits // 8]).view(dtype)
+    return None
 
 
 @dataclass
@@ -68,6 +86,7 @@ class Machine(Arithmetic):
         self.tid, self.lane = index % self.block, index % 32
         self.local = index // self.block
         self.ctaid = first + self.local
+        self.special = {"%tid.x": self.tid, "%ctaid.x": self.ctaid, "%laneid": self.lane}
         self.rank = self.ctaid % self.cluster
         self.home = self.local - self.rank
         self.registers: dict[str, np.ndarray] = {}
@@ -102,23 +121,16 @@ class Machine(Arithmetic):
     def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
         """Values of an operand, as a type."""
         dtype = DTYPES[kind]
-        special = {
-            "%tid.x": self.tid, "%ctaid.x": self.ctaid, "%laneid": self.lane, "%globaltimer": np.full(self.count, self.time),
-        }  # fmt: skip
-        if name in special:
-            return special[name][who].astype(dtype)
-        if name == "__dynamic_shmem__0":
-            return np.full(len(who), SHARED, dtype=dtype)
-        if re.match(r"0[fF][0-9A-Fa-f]{8}$", name):
-            return np.full(len(who), int(name[2:], 16), dtype=np.uint32).view(np.float32)
-        if re.match(r"-?(0[xX][0-9A-Fa-f]+|\d+)$", name):
-            bits = np.dtype(dtype).itemsize * 8
-            value = np.full(len(who), int(name, 0) & ((1 << bits) - 1), dtype=CARRIERS[bits // 8])
-            return value.view(dtype)
-        assert name in self.registers, f"{name} is read before it is written"
-        stored = self.registers[name][who]
-        size = np.dtype(dtype).itemsize
-        return stored.astype(CARRIERS[size]).view(dtype)
+        stored = self.registers.get(name)
+        if stored is not None:
+            return stored[who].astype(CARRIERS[WIDTHS[kind]]).view(dtype)
+        if name in self.special:
+            return self.special[name][who].astype(dtype)
+        if name == "%globaltimer":
+            return np.full(len(who), self.time, dtype=dtype)
+        value = constant(name, kind)
+        assert value is not None, f"{name} is read before it is written"
+        return value.repeat(len(who))
 
     def put(self, name: str, who: np.ndarray, value: np.ndarray) -> None:
         """Write a register."""
@@ -164,14 +176,17 @@ class Machine(Arithmetic):
             handler(step, who)
             self.pc[who] = place + 1
 
-    def together(self, who: np.ndarray, place: int, groups: np.ndarray, sizes: dict[int, int] | int) -> np.ndarray:
+    def together(self, who: np.ndarray, place: int, groups: np.ndarray, size: int) -> np.ndarray:
         """Threads whose whole group stands here now; the others stop until it does."""
+        found, counts = np.unique(groups, return_counts=True)
+        if (counts == size).all():  # nobody has to be waited for
+            self.pc[who] = place + 1
+            return who
         released = []
-        for group in np.unique(groups):
+        for group in found:
             met = self.met[(place, int(group))]
-            met.update(int(one) for one in who[groups == group])
-            wanted = sizes if isinstance(sizes, int) else sizes[int(group)]
-            if len(met) == wanted:
+            met.update(who[groups == group].tolist())
+            if len(met) == size:
                 released += sorted(met)
                 met.clear()
             else:
@@ -198,7 +213,7 @@ class Machine(Arithmetic):
         for key in np.unique(self.local[who] * 16 + number):
             met = self.met[("bar", int(key))]
             mine = who[self.local[who] * 16 + number == key]
-            met.update(int(one) for one in mine)
+            met.update(mine.tolist())
             self.stopped[mine] = True
             if len(met) == size:
                 done = np.array(sorted(met))
@@ -222,40 +237,41 @@ class Machine(Arithmetic):
         return self.together(who, place, who // 32, 32).reshape(-1, 32)
 
     def do_shfl(self, step: Step, who: np.ndarray, place: int) -> None:
-        for lanes in self.whole_warps(who, place):
-            value, by = self.get(step.args[1], lanes, "b32"), self.get(step.args[2], lanes, "u32").astype(int)
-            lane = np.arange(32)
-            source = {"bfly": lane ^ by, "idx": by & 31, "up": np.where(lane >= by, lane - by, lane)}[step.name[2]]
-            self.put(step.args[0].split("|")[0], lanes, value[source])
+        who = self.whole_warps(who, place).ravel()
+        value, by = self.get(step.args[1], who, "b32"), self.get(step.args[2], who, "u32").astype(int)
+        lane = np.arange(len(who)) % 32
+        source = {"bfly": lane ^ by, "idx": by & 31, "up": np.where(lane >= by, lane - by, lane)}[step.name[2]]
+        self.put(step.args[0].split("|")[0], who, value[np.arange(len(who)) - lane + source])
 
     def do_vote(self, step: Step, who: np.ndarray, place: int) -> None:
-        for lanes in self.whole_warps(who, place):
-            bits = int((self.flag(step.args[1], lanes).astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum())
-            self.put(step.args[0], lanes, np.full(32, bits, dtype=np.uint32))
+        who = self.whole_warps(who, place).ravel()
+        bits = self.flag(step.args[1], who).reshape(-1, 32).astype(np.uint32) << np.arange(32, dtype=np.uint32)
+        self.put(step.args[0], who, bits.sum(1, dtype=np.uint32).repeat(32))
 
     def do_redux(self, step: Step, who: np.ndarray, place: int) -> None:
-        for lanes in self.whole_warps(who, place):
-            value = self.get(step.args[1], lanes, "u32")
-            assert step.name[2] in ("add", "max", "min")
-            result = {"add": np.sum, "max": np.max, "min": np.min}[step.name[2]](value.astype(np.uint64))
-            self.put(step.args[0], lanes, np.full(32, int(result) & 0xFFFFFFFF, dtype=np.uint32))
+        who = self.whole_warps(who, place).ravel()
+        value = self.get(step.args[1], who, "u32").reshape(-1, 32)
+        assert step.name[2] in ("add", "max", "min")
+        result = {"add": np.sum, "max": np.max, "min": np.min}[step.name[2]](value.astype(np.uint64), axis=1)
+        self.put(step.args[0], who, result.astype(np.uint32).repeat(32))
 
     def do_mma(self, step: Step, who: np.ndarray, place: int) -> None:
-        for lanes in self.whole_warps(who, place):
-            d, a, b, c = (self.words(arg) for arg in step.args)
-            left, right, sums = np.zeros((16, 16)), np.zeros((16, 8)), np.zeros((16, 8))
-            group, pair = np.arange(32) // 4, np.arange(32) % 4 * 2
-            for part, (row, column) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
-                for half, value in enumerate(self.bf16(a[part], lanes)):
-                    left[group + row, pair + column + half] = value
-            for part in range(2):
-                for half, value in enumerate(self.bf16(b[part], lanes)):
-                    right[pair + part * 8 + half, group] = value
-            for part in range(4):
-                sums[group + part // 2 * 8, pair + part % 2] = self.get(c[part], lanes, "f32")
-            result = (left @ right + sums).astype(np.float32)
-            for part in range(4):
-                self.put(d[part], lanes, result[group + part // 2 * 8, pair + part % 2])
+        who = self.whole_warps(who, place).ravel()
+        d, a, b, c = (self.words(arg) for arg in step.args)
+        warps = len(who) // 32
+        left, right, sums = (np.zeros((warps, 16, columns)) for columns in (16, 8, 8))
+        group, pair = np.arange(32) // 4, np.arange(32) % 4 * 2
+        for part, (row, column) in enumerate(((0, 0), (8, 0), (0, 8), (8, 8))):
+            for half, value in enumerate(self.bf16(a[part], who)):
+                left[:, group + row, pair + column + half] = value.reshape(-1, 32)
+        for part in range(2):
+            for half, value in enumerate(self.bf16(b[part], who)):
+                right[:, pair + part * 8 + half, group] = value.reshape(-1, 32)
+        for part in range(4):
+            sums[:, group + part // 2 * 8, pair + part % 2] = self.get(c[part], who, "f32").reshape(-1, 32)
+        result = (left @ right + sums).astype(np.float32)
+        for part in range(4):
+            self.put(d[part], who, result[:, group + part // 2 * 8, pair + part % 2].ravel())
 
     def bf16(self, name: str, who: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Two BF16 values of a word."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Step:
     args: tuple[str, ...]
 
 
+@lru_cache(4)
 def parse(ptx: str) -> tuple[list[Step], dict[str, int], list[str]]:
     """(instructions, labels, parameters) of the first entry of a PTX text."""
     text = re.sub(r"//[^\n]*", "", ptx)
