@@ -55,9 +55,11 @@ class Phase(IntEnum):
     """Scalars of a row from other blocks of this GPU; names no rank, and its set stays empty."""
     COLUMNS = 4
     """A rank's columns of a result that all ranks gather: it may itself have waited for sums."""
+    QUERIES = 5
+    """A rank's queries, which all ranks gather before they have anything to sum."""
 
 
-OF_RANKS = (Phase.PARTIAL, Phase.TOTAL, Phase.COLUMNS)
+OF_RANKS = (Phase.QUERIES, Phase.PARTIAL, Phase.TOTAL, Phase.COLUMNS)
 """The phases that name ranks, first causes first: who missed one of them sends nothing of the next."""
 
 BUFFER = Buffer(NAME, (WORDS,), "int32", persistent=True)
@@ -84,7 +86,7 @@ class Report:
 
     @property
     def late(self) -> tuple[int, ...]:
-        """The ranks at fault: those whose own partials are missing; else owners whose sums are; else whose columns are."""
+        """The ranks at fault: those whose queries are missing; else whose partials; else owners whose sums are; else whose columns are."""
         for phase in OF_RANKS:
             if self.missed.get(phase):
                 return self.missed[phase]
@@ -97,6 +99,7 @@ class Report:
             Phase.PARTIAL: f"rank {ranks} did not publish its partial sums",
             Phase.TOTAL: f"rank {ranks} did not publish the sums of its columns",
             Phase.COLUMNS: f"rank {ranks} did not publish its columns",
+            Phase.QUERIES: f"rank {ranks} did not publish its queries",
             Phase.ROW: "a block of this GPU did not publish its part of a row",
         }
         phase = next((one for one in OF_RANKS if self.missed.get(one)), self.phase)
@@ -134,7 +137,8 @@ def culprits(reports: Mapping[int, Report]) -> tuple[int, ...]:
     """The ranks at fault, by the reports of all ranks that have one.
 
     A rank that gave up publishes nothing more, so others give up on it later and name it too. Those that gave up in
-    the earliest launch were the first, and among them those that missed partial sums: owners' sums come after, and columns after those.
+    the earliest launch were the first, and among them those that missed queries, then those that missed partial sums: owners' sums
+    come after, and columns after those.
     """
     first = min((report.epoch for report in reports.values()), default=0)
     early = [report for report in reports.values() if report.epoch == first]

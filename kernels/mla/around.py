@@ -32,6 +32,8 @@ class Around:
     eps: float
     invariant: bool
     """One order of the parts' sum for all row counts."""
+    ranks: int = 1
+    """After: whose rows a head's block merges, each one for each (row, head); one: parts of the own attention."""
 
     @property
     def width(self) -> int:
@@ -172,23 +174,45 @@ class Around:
 
     @property
     def shares_at(self) -> int:
-        """Shares of the parts [tile_rows][splits] FP32, behind the merged rows [16][latent_pitch]."""
+        """Shares of the parts [tile_rows][splits] FP32, behind the merged rows [16][latent_pitch]; of ranks, logarithms [tile_rows][ranks]."""
         return 16 * self.latent_pitch
 
     @property
     def totals_at(self) -> int:
         """Sums of the shares [tile_rows] FP32, to whole 16 bytes."""
-        return self.shares_at + -(-self.tile_rows * self.splits * 4 // 16) * 16
+        return self.shares_at + -(-self.tile_rows * max(self.splits, self.ranks) * 4 // 16) * 16
 
     @property
     def merged_at(self) -> int:
-        """What groups merged [merge_groups][tile_rows][own_latent] FP32."""
+        """What groups merged [merge_groups][tile_rows][own_latent] FP32; of ranks, their rows [tile_rows][ranks][own_latent] BF16."""
         return self.totals_at + 64
 
     @property
     def value_sums_at(self) -> int:
-        """Sums of the warps [warps][16][own_v] FP32."""
+        """Sums of the warps [warps][16][own_v] FP32; in the launch that sends rows, their logarithms [tile_rows]."""
+        if self.ranks > 1:
+            return self.merged_at + self.tile_rows * self.ranks * self.own_latent * 2
         return self.merged_at + self.merge_groups * self.tile_rows * self.own_latent * 4
+
+    @property
+    def send_bytes(self) -> int:
+        """Shared memory of a block that merges the own parts and sends the rows."""
+        return self.value_sums_at + 64
+
+    @property
+    def rank_groups(self) -> int:
+        """Groups of threads, of :attr:`lanes` each, that share the ranks of a row."""
+        return min(self.ranks, max(THREADS // self.lanes // self.tile_rows, 1))
+
+    @property
+    def rank_turns(self) -> int:
+        """Rows that a group takes one after the other."""
+        return -(-self.tile_rows * self.rank_groups * self.lanes // THREADS)
+
+    @property
+    def ranks_each(self) -> int:
+        """Ranks of a group."""
+        return self.ranks // self.rank_groups
 
     @property
     def value_bytes(self) -> int:

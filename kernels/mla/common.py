@@ -45,12 +45,14 @@ def splits_wanted(problem: Mla, groups: int, tile: int, sms: int) -> int:
         tile: tokens of a tile.
         sms: of the GPU.
     """
-    return max(1, min(sms // (problem.requests * groups), -(-(problem.context + problem.q_len) // tile)))
+    return max(1, min(sms // (problem.requests * groups), -(-problem.held // tile)))
 
 
 def parts_buffers(problem: Mla, splits: int) -> tuple[Buffer, Buffer]:
-    """What attention leaves to the merge: normalised sums [splits, rows * heads, kv_lora] and base-2 logarithms of their weights."""
-    queries = problem.rows * problem.heads
+    """What attention leaves to the merge: normalised sums [splits, rows * heads, kv_lora] and base-2 logarithms of their
+    weights; where contexts lie over ranks of all ranks' heads.
+    """
+    queries = problem.rows * problem.heads * problem.dcp
     return (
         Buffer("partial", (splits, queries, problem.kv_lora), "float32"),
         Buffer("lse", (splits, queries), "float32"),

@@ -36,7 +36,7 @@ def k3_mla_cute_mma_query(
     front(
         proj.iterator.toint(), q_a_norm.iterator.toint(), kv_a_norm.iterator.toint(), q_b.iterator.toint(),
         w_uk.iterator.toint(), address_of(k_scale), table.iterator.toint(), context.iterator.toint(),
-        query.iterator.toint(), cache.iterator.toint(), rows, block, shared, F, RELEASE,
+        query.iterator.toint(), cache.iterator.toint(), rows, block, shared, F, RELEASE, None, None,
     )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def k3_mla_cute_mma_value(
     shared = SmemAllocator().allocate_array(Int32, F.value_bytes // 4, byte_alignment=128).toint()
     value(
         partial.iterator.toint(), lse.iterator.toint(), w_uv.iterator.toint(), proj.iterator.toint(), out.iterator.toint(),
-        address_of(k_scale), rows, block, shared, F, RELEASE,
+        address_of(k_scale), rows, block, shared, F, RELEASE, None, None,
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def k3_mla_cute_mma_attend(
             arch.griddepcontrol_launch_dependents()
         part_of(
             keys_at, k_scale, pages, partial, lse, shared, request, before, first, last, live, at_query, split, first_query,
-            t, lane, warp, A, SCALE,
+            t, lane, warp, A, SCALE, None, None,
         )  # fmt: skip
 
 
@@ -132,9 +132,10 @@ def begin(
 @cute.jit
 def part_of(
     keys_at: Int64, k_scale: Any, pages: Int64, partial: cute.Tensor, lse: cute.Tensor, shared: Int32, request: Int32, before: Int32, first: Int32, last: Int32, live: Int32, at_query: Int32, split: Int32,
-    first_query: Int32, t: Int32, lane: Int32, warp: Int32, A: cutlass.Constexpr, SCALE: cutlass.Constexpr,
+    first_query: Int32, t: Int32, lane: Int32, warp: Int32, A: cutlass.Constexpr, SCALE: cutlass.Constexpr, rank: Int32 | None,
+    D: cutlass.Constexpr,
 ):  # fmt: skip
-    """All tiles of one part, and what they leave."""
+    """All tiles of one part, and what they leave. ``before`` counts tokens on all ranks, ``first`` and ``last`` those held here."""
     group, quad = lane // 4, lane % 4
     wm, wn = warp % A.warps_m, warp // A.warps_m
     scale = Float32(SCALE * LOG2E)
@@ -144,7 +145,8 @@ def part_of(
     sees = []
     for n in cutlass.range_constexpr(A.n_own):
         for e in cutlass.range_constexpr(2):
-            sees.append(before + (first_query + (wn * A.n_own + n) * 8 + quad * 2 + e) // A.heads)
+            own = before + (first_query + (wn * A.n_own + n) * 8 + quad * 2 + e) // A.heads
+            sees.append(own if cutlass.const_expr(D is None) else D.held(own + 1, rank) - 1)
     highest = [Float32(-Float32.inf)] * (2 * A.n_tiles)
     weight_sums = [Float32(0.0)] * (2 * A.n_own)
     acc = [Float32(0.0)] * (4 * A.m_sums * A.n_tiles)

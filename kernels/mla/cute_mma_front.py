@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
@@ -9,6 +11,7 @@ from cutlass.cute import arch
 from ..cute_numbers import RSQRT, as_float, high, low, rounded, sum_lanes, unary
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from .cute_mma_parts import COPY, MATRICES, STORE_FLOAT, TURNED, matrices, mma, shared_float
+from .cute_mma_sent import begun, ended, send_word
 
 PEER = "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};"
 STORE_PEER = "st.shared::cluster.b32 [{$r0}], {$r1};"
@@ -46,11 +49,23 @@ def store_two(at: Int64, word: Uint32, F: cutlass.Constexpr):
 
 
 @cute.jit
+def joined(word: Uint32, F: cutlass.Constexpr, D: cutlass.Constexpr):
+    """A word of a query as it goes to other ranks: E4M3 codes of an even lane's values and of the next one's."""
+    if cutlass.const_expr(D is None or not F.fp8):
+        return word
+    codes = e4m3(low(word), high(word))
+    return codes | arch.shuffle_sync_bfly(codes, 1) << 16
+
+
+@cute.jit
 def front(
     proj: Int64, q_norm: Int64, kv_norm: Int64, q_b: Int64, w_uk: Int64, k_scale: Int64 | None, table: Int64, context: Int64,
-    query: Int64, cache: Int64, rows: Int32, block: Int32, shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    query: Int64 | None, cache: Int64, rows: Int32, block: Int32, shared: Int32, F: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, peers: Any, D: cutlass.Constexpr,
 ):  # fmt: skip
-    """The whole launch: see :class:`.around.Around`."""
+    """The whole launch: see :class:`.around.Around`. Where contexts lie over ranks (``D``, a :class:`.ranks.Ranks`) queries go
+    to all of them: ``peers`` is [table of targets, the launch's counters, health record, this rank].
+    """
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):
@@ -91,6 +106,7 @@ def front(
     arch.griddepcontrol_wait()
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
+    sent = begun(peers, block, on_head, D)
     if on_head:
         x = normalised(proj, norms, rows, first_row, start, shared, warp, lane, F)
         acc = [Float32(0.0)] * (4 * F.n_tiles)
@@ -105,17 +121,18 @@ def front(
         arch.sync_threads()
     arch.cluster_wait()
     if on_head:
-        share_query(query, rows, first_row, head, part, shared, t, F)
+        share_query(query, rows, first_row, head, part, shared, t, F, sent, D)
     arch.cp_async_wait_group(0)
     # stores to peers are there
     arch.cluster_arrive()
     arch.cluster_wait()
     if on_head:
-        absorb(query, rows, first_row, head, part, shared, lane, warp, F)
+        absorb(query, rows, first_row, head, part, shared, lane, warp, F, sent, D)
+        ended(sent, block, t, D)
     else:
         row = (block - F.head_blocks) * 8 + warp
         if row < rows:
-            insert(proj, kv_norm, k_scale, table, context, cache, row, lane, F)
+            insert(proj, kv_norm, k_scale, table, context, cache, row, lane, F, peers, D)
 
 
 @cute.jit
@@ -160,9 +177,12 @@ def normalised(
 
 @cute.jit
 def share_query(
-    query: Int64, rows: Int32, first_row: Int32, head: Int32, part: Int32, shared: Int32, t: Int32, F: cutlass.Constexpr
-):
-    """Sums over the warps, ascending, rounded: what meets the latent to every block of the cluster, the rest to memory."""
+    query: Int64 | None, rows: Int32, first_row: Int32, head: Int32, part: Int32, shared: Int32, t: Int32, F: cutlass.Constexpr,
+    sent: list | None, D: cutlass.Constexpr,
+):  # fmt: skip
+    """Sums over the warps, ascending, rounded: what meets the latent to every block of the cluster, the rest to memory or to all
+    ranks.
+    """
     pairs = F.outputs // 2
     for e in cutlass.range(t, 16 * pairs, 256, unroll=1):
         row, output = e // pairs, e % pairs * 2
@@ -173,6 +193,7 @@ def share_query(
                 first += shared_float(at)
                 second += shared_float(at + 4)
         word = rounded(first, second)
+        mine = joined(word, F, D)
         if output < F.own_nope:
             to = shared + F.nope_at + row * F.nope_pitch + (part * F.own_nope + output) * 2
             for peer in cutlass.range_constexpr(F.cluster):
@@ -181,14 +202,17 @@ def share_query(
         else:
             if first_row + row < rows:
                 column = F.latent + part * F.own_rope + output - F.own_nope
-                place = (Int64(first_row + row) * F.heads + head) * F.width + column
-                store_two(query + place * (1 if F.fp8 else 2), word, F)
+                if cutlass.const_expr(D is None):
+                    place = (Int64(first_row + row) * F.heads + head) * F.width + column
+                    store_two(query + place * (1 if F.fp8 else 2), word, F)
+                else:
+                    send_word(sent, first_row + row, head, column, mine, D)
 
 
 @cute.jit
 def absorb(
-    query: Int64, rows: Int32, first_row: Int32, head: Int32, part: Int32, shared: Int32, lane: Int32, warp: Int32,
-    F: cutlass.Constexpr,
+    query: Int64 | None, rows: Int32, first_row: Int32, head: Int32, part: Int32, shared: Int32, lane: Int32, warp: Int32,
+    F: cutlass.Constexpr, sent: list | None, D: cutlass.Constexpr,
 ):  # fmt: skip
     """The block's share of the latent of every row: eight columns a warp and turn."""
     group, quad = lane // 4, lane % 4
@@ -205,21 +229,39 @@ def absorb(
                 acc = mma(a[2 * k + 1], b[2:], acc, "bf16")
             for h in cutlass.range_constexpr(F.halves):
                 row = first_row + h * 8 + group
-                if row < rows:
-                    column = part * F.own_latent + tile * 8 + quad * 2
-                    place = (Int64(row) * F.heads + head) * F.width + column
-                    store_two(query + place * (1 if F.fp8 else 2), rounded(acc[2 * h], acc[2 * h + 1]), F)
+                if cutlass.const_expr(D is None):
+                    if row < rows:
+                        column = part * F.own_latent + tile * 8 + quad * 2
+                        place = (Int64(row) * F.heads + head) * F.width + column
+                        store_two(query + place * (1 if F.fp8 else 2), rounded(acc[2 * h], acc[2 * h + 1]), F)
+                else:
+                    mine = joined(rounded(acc[2 * h], acc[2 * h + 1]), F, D)
+                    if row < rows:
+                        send_word(sent, row, head, part * F.own_latent + tile * 8 + quad * 2, mine, D)
 
 
 @cute.jit
 def insert(
     proj: Int64, kv_norm: Int64, k_scale: Int64 | None, table: Int64, context: Int64, cache: Int64, row: Int32, lane: Int32,
-    F: cutlass.Constexpr,
+    F: cutlass.Constexpr, peers: Any, D: cutlass.Constexpr,
 ):  # fmt: skip
-    """One token's row of the cache, by one warp: eight neighbours a lane and turn."""
+    """One token's row of the cache, by one warp: eight neighbours a lane and turn; nothing where another rank holds the token."""
     request = row // F.q_len
     (before,) = read("ld.global.u32 $0, [$1];", context + Int64(request) * 4, 1, [])
     position = Int32(before) + row % F.q_len
+    if cutlass.const_expr(D is None):
+        insert_at(proj, kv_norm, k_scale, table, cache, row, request, position, lane, F)
+    else:
+        if position % D.size == peers[3]:
+            insert_at(proj, kv_norm, k_scale, table, cache, row, request, position // D.size, lane, F)
+
+
+@cute.jit
+def insert_at(
+    proj: Int64, kv_norm: Int64, k_scale: Int64 | None, table: Int64, cache: Int64, row: Int32, request: Int32, position: Int32,
+    lane: Int32, F: cutlass.Constexpr,
+):  # fmt: skip
+    """The same at a position of the request's own blocks."""
     (page,) = read("ld.global.u32 $0, [$1];", table + (Int64(request) * F.pages + position // F.page) * 4, 1, [])
     source = proj + (Int64(row) * F.columns + F.q_lora + lane * 8) * 2
     item = 1 if F.fp8 else 2

@@ -9,20 +9,25 @@ from cutlass.cute import arch
 from ..cute_numbers import EXP2, LOG2E, as_float, high, low, rounded, sum_lanes, unary
 from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
 from .cute_mma_front import PEER, STORE_GLOBAL, STORE_PEER, scale_of
+from .cute_mma_gather import gather, share_gathered
 from .cute_mma_parts import STORE_FLOAT, matrices, shared_float
+from .cute_mma_sent import begun, ended
 
 LOAD_FLOATS, LOAD_FLOAT = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "ld.global.u32 $0, [$1];"
 LOAD_ROW = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
+LOG2 = "lg2.approx.f32 {$w0}, {$r0};"
 AHEAD = 4
 """Parts whose loads are under way together."""
 
 
 @cute.jit
 def value(
-    partial: Int64, lse: Int64, w_uv: Int64, proj: Int64, out: Int64, k_scale: Int64 | None, rows: Int32, block: Int32,
-    shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    partial: Int64 | None, lse: Int64 | None, w_uv: Int64, proj: Int64, out: Int64, k_scale: Int64 | None, rows: Int32,
+    block: Int32, shared: Int32, F: cutlass.Constexpr, RELEASE: cutlass.Constexpr, came: list | None, D: cutlass.Constexpr,
 ):  # fmt: skip
-    """The whole launch: see :class:`.around.Around`."""
+    """The whole launch: see :class:`.around.Around`. Where contexts lie over ranks rows come from all of them, scaled: ``came``
+    is [mailbox, the launch's counters, health record].
+    """
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):
@@ -43,17 +48,27 @@ def value(
     arch.griddepcontrol_wait()
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
-    scale = scale_of(k_scale, F)
     live = cutlass.min(rows - first_row, 16)
-    if live > 0:
-        shares(lse, live, first_row, head, shared, lane, warp, F)
-    arch.sync_threads()
-    if live > 0:
-        merge(partial, live, first_row, head, part, shared, t, F)
-    arch.sync_threads()
-    arch.cluster_wait()
-    if live > 0:
-        share_latent(live, part, scale, shared, t, F)
+    if cutlass.const_expr(D is None):
+        scale = scale_of(k_scale, F)
+        if live > 0:
+            shares(lse, live, first_row, head, shared, lane, warp, None, F)
+        arch.sync_threads()
+        if live > 0:
+            merge(partial, live, first_row, head, part, shared, t, F)
+        arch.sync_threads()
+        arch.cluster_wait()
+        if live > 0:
+            share_latent(live, part, scale, shared, t, F)
+    else:
+        got = begun(came, block, block >= 0, D)
+        if live > 0:
+            gather(got, live, first_row, head, part, shared, block, t, F, D)
+        arch.sync_threads()
+        arch.cluster_wait()
+        if live > 0:
+            share_gathered(live, part, shared, t, F)
+        ended(got, block, t, D)
     arch.cluster_arrive()
     arch.cluster_wait()
     acc = [Float32(0.0)] * (4 * F.v_tiles)
@@ -100,9 +115,13 @@ def shares(
     shared: Int32,
     lane: Int32,
     warp: Int32,
+    logs: Int32 | None,
     F: cutlass.Constexpr,
 ):
-    """Each row's shares of its parts, unnormalised, and their sum: a warp a row and turn."""
+    """Each row's shares of its parts, unnormalised, and their sum: a warp a row and turn.
+
+    ``logs``: where the logarithms of the sums go too; then a row may have no tokens: minus infinity, and a sum of zero.
+    """
     turns = -(-F.splits // 32)
     for turn in cutlass.range_constexpr(-(-F.tile_rows // 8)):
         row = turn * 8 + warp
@@ -118,9 +137,12 @@ def shares(
                 top = arch.fmax(top, logarithm)
             for step in cutlass.range_constexpr(5):
                 top = arch.fmax(top, arch.shuffle_sync_bfly(top, 16 >> step))
+            base = top
+            if cutlass.const_expr(logs is not None):
+                base = top if top > Float32(-Float32.inf) else Float32(0.0)
             total = Float32(0.0)
             for one in cutlass.range_constexpr(turns):
-                share = unary(EXP2, found[one] - top)
+                share = unary(EXP2, found[one] - base)
                 total += share
                 if one * 32 + lane < F.splits:
                     to = shared + F.shares_at + (row * F.splits + one * 32 + lane) * 4
@@ -128,6 +150,10 @@ def shares(
             total = sum_lanes([total])[0]
             if lane == 0:
                 arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.totals_at + row * 4, total])
+                if cutlass.const_expr(logs is not None):
+                    logarithm = base + unary(LOG2, total)
+                    logarithm = logarithm if total > Float32(0.0) else Float32(-Float32.inf)
+                    arch.inline_ptx(STORE_FLOAT, read_only_args=[logs + row * 4, logarithm])
 
 
 @cute.jit

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..contract import Engine, Problem, Tensors, Tolerance, Traffic
 from ..errors import InputError
@@ -13,6 +14,8 @@ from ..twin_family import ITEM_BYTES, Draw, TwinFamily, in_fp32, norm_weight, ro
 
 if TYPE_CHECKING:
     import torch
+
+    from ..collectives import Collectives
 
 WEIGHTS = ("q_a_norm", "kv_a_norm", "q_b", "w_uk", "w_uv")
 BLOCK_SIZE = 64
@@ -28,6 +31,7 @@ KINDS: dict[str, tuple[str, int, int]] = {
     for cache in CACHES
     for tokens in (range(1, 9) if length == "" else (1, 8))
 }
+KINDS |= {kind + "_dcp": which for kind, which in KINDS.items() if which[2] != LENGTHS["_8k"]}
 """Kind to (cache format, new tokens a request, context)."""
 
 
@@ -37,7 +41,7 @@ class Mla(Problem):
 
     kind: str
     """``bf16`` or ``fp8`` cache, then ``_8k`` or ``_128k`` where the context is so long, then ``_verify2`` to ``_verify8``
-    (at length 8 alone) for more than one new token a request."""
+    (at length 8 alone) for more than one new token a request, then ``_dcp`` where each context lies over all ranks."""
     heads: int
     """Heads of one rank."""
     q_lora: int
@@ -70,9 +74,19 @@ class Mla(Problem):
         return -(-self.rows // self.q_len)
 
     @property
+    def dcp(self) -> int:
+        """Ranks that share each context, token t with rank t % dcp: one, or all."""
+        return self.tp if self.kind.endswith("_dcp") else 1
+
+    @property
+    def held(self) -> int:
+        """Most tokens of a request on this rank, new ones among them."""
+        return -(-(self.context + self.q_len) // self.dcp)
+
+    @property
     def blocks_each(self) -> int:
-        """Cache blocks of a request."""
-        return -(-(self.context + self.q_len) // self.block_size)
+        """Cache blocks of a request on this rank."""
+        return -(-self.held // self.block_size)
 
     @property
     def columns(self) -> int:
@@ -91,7 +105,9 @@ class Mla(Problem):
 
 
 class MlaFamily(TwinFamily):
-    """See :class:`Mla`."""
+    """See :class:`Mla`. Where contexts lie over ranks, inputs and twin are one rank's alone, which plays all of them as over
+    the loopback transport: all ask its own queries, and what it has for rank r's heads comes back from rank r.
+    """
 
     name = "mla"
     title = "multi-head latent attention core, absorbed, paged cache, output gate"
@@ -111,7 +127,7 @@ class MlaFamily(TwinFamily):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Cache formats, each with plain and verify steps, at three contexts."""
+        """Cache formats, each with plain and verify steps, at three contexts; at two of them over ranks too."""
         return tuple(KINDS)
 
     def problem(self, card: ModelCard, *, tp: int, rows: int, kind: str | None = None) -> Mla:
@@ -172,40 +188,65 @@ class MlaFamily(TwinFamily):
 
         Rows that end inside a request are its first ones: no row sees one after it.
         """
+        assert isinstance(problem, Mla)
+        if problem.dcp > 1:
+            return self.over_loopback(problem, inputs)
+        return self._over(problem, inputs, None)
+
+    def over_loopback(
+        self, problem: Problem, inputs: Tensors, factors: tuple[float, ...] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The twin where one GPU plays all ranks that share the contexts; see :func:`.twin_context.mla_context_parallel`.
+
+        Args:
+            problem: its context parallelism is the number of slots.
+            inputs: this rank's.
+            factors: of the loopback transport, if not its usual ones.
+        """
+        from ..collectives import LoopbackGroup
+        from ..transports import loopback_factors
+
+        assert isinstance(problem, Mla)
+        return self._over(problem, inputs, LoopbackGroup(factors or loopback_factors(problem.dcp)))
+
+    @staticmethod
+    def _over(problem: Mla, inputs: Tensors, group: Collectives | None) -> dict[str, torch.Tensor]:
         from torch.nn.functional import pad
 
         from .twin import MlaWeights, mla
+        from .twin_context import mla_context_parallel
 
-        assert isinstance(problem, Mla)
         t = in_fp32(inputs)
         missing = problem.requests * problem.q_len - problem.rows
-        out = mla(
+        sizes: dict[str, Any] = {"q_len": problem.q_len, "eps": problem.eps, "nope": problem.nope, "rope": problem.rope}
+        over = mla if group is None else partial(mla_context_parallel, comm=group)
+        out = over(
             pad(t["proj"], (0, 0, 0, missing)), MlaWeights(**{name: t[name] for name in WEIGHTS}), t["cache"].clone(),
-            t["block_table"], t["context"], q_len=problem.q_len, eps=problem.eps, nope=problem.nope, rope=problem.rope,
-            k_scale=float(t["k_scale"]) if problem.fp8 else 1.0,
+            t["block_table"], t["context"], k_scale=float(t["k_scale"]) if problem.fp8 else 1.0, **sizes,
         )  # fmt: skip
         return {"out": out[: problem.rows]}
 
-    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
-        """PyTorch operators."""
+    def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None] | None:
+        """PyTorch operators; none of contexts over ranks."""
         from .chain import chain_call
 
         assert isinstance(problem, Mla)
-        return chain_call(problem, tensors)
+        return chain_call(problem, tensors) if problem.dcp == 1 else None
 
-    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors]:
+    def operators(self, problem: Problem) -> Callable[[Tensors], Tensors] | None:
         """The same as a function."""
         from .chain import chain
 
         assert isinstance(problem, Mla)
-        return chain(problem)
+        return chain(problem) if problem.dcp == 1 else None
 
     def flops(self, problem: Problem) -> int:
         """Query up-projection, both absorptions, and both products with every cached token."""
         assert isinstance(problem, Mla)
         query = problem.q_lora * (problem.nope + problem.rope)
         absorb = problem.kv_lora * (problem.nope + problem.v_dim)
-        attend = (problem.context + problem.q_len) * (2 * problem.kv_lora + problem.rope)
+        # of all ranks' heads with the tokens held here
+        attend = problem.dcp * problem.held * (2 * problem.kv_lora + problem.rope)
         return 2 * problem.rows * problem.heads * (query + absorb + attend)
 
     def traffic(self, problem: Problem) -> Traffic:
@@ -213,14 +254,15 @@ class MlaFamily(TwinFamily):
         assert isinstance(problem, Mla)
         whole = super().traffic(problem)
         row = (problem.kv_lora + problem.rope) * ITEM_BYTES[problem.cache_dtype]
-        unread = problem.requests * (problem.blocks_each * problem.block_size - problem.context - problem.q_len)
+        unread = problem.requests * (problem.blocks_each * problem.block_size - problem.held)
         return replace(whole, weight_bytes=whole.weight_bytes - unread * row)
 
     def tolerance(self, problem: Problem, output: str) -> Tolerance:
         """Both norms, query, absorbed query, latent, head output and gated output are rounded."""
         assert isinstance(problem, Mla)
+        rows, ranks = (1, ", ranks' latents") if problem.dcp > 1 else (0, "")
         bound = rounding_tolerance(
-            7, problem.q_lora + problem.context, "norms, query, absorbed query, latent, out, gate"
+            7 + rows, problem.q_lora + problem.context, f"norms, query, absorbed query{ranks}, latent, out, gate"
         )
         if problem.cache_dtype == "bfloat16":
             return bound

@@ -36,6 +36,8 @@ class TritonEngine(Engine):
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """Sizes that are no whole tiles."""
         problem = mla(problem)
+        if problem.dcp > 1:
+            return "contexts over ranks are cute_mma's alone"
         if problem.q_lora % 64:
             return f"q_lora {problem.q_lora} is not a multiple of 64, the smallest K tile"
         return refuses_always(self, problem, arch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..collectives import Collectives
+from ..collectives import Collectives, LoopbackGroup
 from ..numerics import round_e4m3
 from .twin import MlaWeights, Shard, _front, _gated, _histories
 
@@ -24,6 +24,29 @@ def merged(latents: Tensor, logarithms: Tensor) -> Tensor:
     for part, one in zip(parts, share, strict=True):
         total, weight = total + part, weight + one
     return total / weight[..., None]
+
+
+def _of_all_heads(comm: Collectives, own: Tensor) -> Tensor:
+    """Every rank's queries [n, heads of all, width]; over loopback all ranks ask this one's, as they are."""
+    if isinstance(comm, LoopbackGroup):
+        return torch.cat([own] * comm.size, dim=1)
+    return comm.all_gather(own, dim=1)
+
+
+def _of_own_heads(comm: Collectives, latent: Tensor, logarithm: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """(every rank's rows of this rank's heads [ranks, n, heads, c], their logarithms [ranks, n, heads]).
+
+    Over loopback rank r sends back what it would have been sent, its heads' rows, times its factor; with a factor of zero
+    it stands for a rank without tokens.
+    """
+    if isinstance(comm, LoopbackGroup):
+        rows, logarithms = latent.split(heads, dim=1), logarithm.split(heads, dim=1)
+        scaled = [row * factor for row, factor in zip(rows, comm.factors, strict=True)]
+        empty = torch.full_like(logarithms[0], -torch.inf)
+        told = [one if factor else empty for one, factor in zip(logarithms, comm.factors, strict=True)]
+        return torch.stack(scaled), torch.stack(told)
+    mine = slice(comm.rank * heads, (comm.rank + 1) * heads)
+    return comm.all_gather(latent[None], dim=0)[:, :, mine], comm.all_gather(logarithm[None], dim=0)[:, :, mine]
 
 
 def mla_context_parallel(
@@ -76,7 +99,7 @@ def mla_context_parallel(
     own = torch.cat([absorbed, q_pe], dim=-1)
     if cache.dtype == torch.float8_e4m3fn:
         own = round_e4m3(own)
-    query = comm.all_gather(own, dim=1)
+    query = _of_all_heads(comm, own)
     latent = query.new_zeros(*query.shape[:2], kv_lora)
     logarithm = torch.full(query.shape[:2], -torch.inf, dtype=dtype, device=query.device)
     for rows, tokens, visible in _histories(cache, block_table, context, q_len, k_scale, dtype, shard):
@@ -85,8 +108,7 @@ def mla_context_parallel(
         logarithm[rows] = torch.logsumexp(scores, dim=-1).T
         weight = torch.where(visible, torch.exp(scores - logarithm[rows].T[..., None]), 0.0)
         latent[rows] = torch.einsum("hqt,tc->qhc", weight, tokens[:, :kv_lora]).to(proj.dtype)
-    mine = slice(comm.rank * heads, (comm.rank + 1) * heads)
-    parts = comm.all_gather(latent[None], dim=0)[:, :, mine].to(dtype)
-    row = merged(parts, comm.all_gather(logarithm[None], dim=0)[:, :, mine]).to(proj.dtype)
+    parts, logarithms = _of_own_heads(comm, latent, logarithm, heads)
+    row = merged(parts.to(dtype), logarithms).to(proj.dtype)
     out = torch.einsum("nhc,hvc->nhv", row.to(dtype), weights.w_uv.to(dtype)).to(proj.dtype)
     return _gated(out, step.gate, dtype, fused_rounding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ CASES = [(name, kind) for name in NAMES for kind in (family(name).kinds or (None
 
 def _rows(kind: str | None) -> int:
     """Eight rows, or two requests of a verify step."""
-    return 2 * int(kind[-1]) if kind and "verify" in kind else 8
+    tokens = re.search(r"verify(\d)", kind or "")
+    return 2 * int(tokens[1]) if tokens else 8
 
 
 def _problem(name: str, kind: str | None, card=SMALL_K3, tp: int = 4) -> tuple[Family, Problem]:
