@@ -9,11 +9,12 @@ from typing import Literal
 import typer
 
 from .decode_bars import bars_command
+from .decode_bench import bench_command
 from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
-from .decode_replay import replay_command, traffic_command
 from .decode_trace import traced_differences
+from .decode_traffic import traffic_command
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
 from .output import Json, emit
 
@@ -46,6 +47,7 @@ def plan_command(
     accept: Accept = None,
     gpu: Gpu = "GB300",
     drafts: int = typer.Option(0, "--drafts", help="Of a verify step: rows are a multiple of drafts + 1."),
+    logits: bool = typer.Option(False, "--logits", help="Of a step that hands out logits, for sampling; else tokens."),
     full: bool = typer.Option(False, "--full", help="List every launch of every layer kind; JSON always does."),
     as_json: Json = False,
 ) -> None:
@@ -72,7 +74,7 @@ def plan_command(
         gpu=gpu,
         objective=objective,
         model=model,
-        form=StepForm(drafts + 1),
+        form=StepForm(drafts + 1, head="logits" if logits else "tokens"),
     )
     emit(made.to_json(), as_json, partial(render_plan, full=full))
 
@@ -235,4 +237,4 @@ app.command("eval")(eval_command)
 app.command("bars")(bars_command)
 app.command("compare")(compare_command)
 app.command("traffic")(traffic_command)
-app.command("replay")(replay_command)
+app.command("bench")(bench_command)

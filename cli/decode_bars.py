@@ -24,7 +24,9 @@ def bars_command(
     seed: int = typer.Option(0, "--seed", help="Of weights, ids and routing."),
     bundle: BundlePath = None,
     accept: Accept = None,
-    out: Path | None = typer.Option(None, "--out", help="File, in a folder that is there: the table with GPU, driver and versions."),
+    out: Path | None = typer.Option(
+        None, "--out", help="File, in a folder that is there: the table with GPU, driver and versions."
+    ),
     as_json: Json = False,
 ) -> None:
     """Time a layer, as a slope, and whole steps of one rank alone, on both backends, against the bars; exit 1 where one is missed."""
@@ -33,7 +35,7 @@ def bars_command(
     from ..decode.measure_bars import Load
     from ..decode.run_bars import check_bars, run_bars
     from ..decode.scope import MAX_DRAFTS
-    from ..kernels import InputError, device
+    from ..kernels import Evidence, InputError, device
     from ..tuning.environment import environment
 
     if not 0 <= drafts <= MAX_DRAFTS or context < 0:
@@ -48,7 +50,7 @@ def bars_command(
     here = device.require("decode bars times kernels and")
     with progress_bar() as told:
         found = run_bars(card, here, loaded, loads, tp=of, rank=rank, seed=seed, samples=samples, say=told)
-    data = {**found, "environment": environment(here)}
+    data = {**found, "evidence": Evidence.MEASURED.value, "environment": environment(here)}
     try:
         if out:
             write_file(out, json.dumps(data, indent=1) + "\n")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def compare_command(
-    a: Path = typer.Argument(help="A report of `decode bench --out` or `decode replay --out`: what is compared with."),
+    a: Path = typer.Argument(help="A report of `decode bench --out`: what is compared with."),
     b: Path = typer.Argument(help="The other report."),
     as_json: Json = False,
 ) -> None:

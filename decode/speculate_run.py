@@ -97,7 +97,7 @@ def _check_alone(options: RunOptions, rank_alone: int | None) -> None:
         )
 
 
-def _weights(card: DraftCard, target: RankWeights, options: RunOptions) -> DraftWeights:
+def drafter_weights(card: DraftCard, target: RankWeights, options: RunOptions) -> DraftWeights:
     place: dict[str, Any] = {"tp": target.tp, "rank": target.rank, "dtype": target.dtype, "device": str(target.device)}
     if options.draft_checkpoint:
         return load_draft(options.draft_checkpoint, card, target.card, **place)
@@ -140,7 +140,7 @@ def speculate(
         weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
         max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True,
     )  # fmt: skip
-    drafter = Drafter(_weights(card, weights, options), weights, cache, comm)
+    drafter = Drafter(drafter_weights(card, weights, options), weights, cache, comm)
     dispatcher = Dispatcher(
         weights, cache, comm, auto=operators, specialized=specialized, scope=scope, chunk=options.chunk,
         backend="latency_specialized" if scope else "auto",

@@ -184,6 +184,34 @@ def results() -> str:
     return table(head, rows)
 
 
+def decode_layers() -> str:
+    """Layers of the decode path on a rank of its own."""
+    from k3lab.cli.decode_results import layers
+
+    return layers(ROOT / "results")
+
+
+def decode_steps() -> str:
+    """Its whole steps."""
+    from k3lab.cli.decode_results import steps
+
+    return steps(ROOT / "results")
+
+
+def decode_presets() -> str:
+    """Its benches, preset by preset."""
+    from k3lab.cli.decode_results import presets
+
+    return presets(ROOT / "results")
+
+
+def decode_limits() -> str:
+    """What its results do not say."""
+    from k3lab.cli.decode_results import limits
+
+    return limits(ROOT / "results")
+
+
 def _grouped(rows: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
@@ -226,6 +254,7 @@ def commands() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "engines": engines, "policy": policy, "terms": terms, "error": error, "constants": constants, "replay": replay, "changed": changed, "cards": cards, "results": results, "commands": commands,
+    "decode_layers": decode_layers, "decode_steps": decode_steps, "decode_presets": decode_presets, "decode_limits": decode_limits,
 }  # fmt: skip
 
 

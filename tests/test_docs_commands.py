@@ -44,6 +44,8 @@ SMALLER = (
     (r"^(k3lab (?:check attention_projection|study record) .*)--tp 16", r"\1--model small --tp 4"),
     (r"^(k3lab decode run (?!.*--tokens).*)$", r"\1 --tokens 2"),
     (r"--prompt 200 --chunk 64", "--prompt 8 --chunk 4"),
+    (r"^(k3lab decode bench .*--tokens) \d+", r"\1 2"),
+    (r"--prompt 40", "--prompt 3"),
     (r"--fill-context 1000", "--fill-context 16"),
     (r"^(k3lab decode run .*)--model small", r"\1--model path/to/checkpoint/config.json"),
     (r"^(k3lab decode run --checkpoint \S+) --tp 16", r"\1 --tp 4"),

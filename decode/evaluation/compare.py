@@ -1,7 +1,7 @@
 """Whether two reports may share a ratio, and the ratios if they may.
 
-A report is a JSON object with ``conditions`` and ``measures``; ``decode bench`` and ``decode replay`` write them. Ratios are
-given only where everything that decides a number, but for the backend, was the same in both.
+A report is a JSON object with ``conditions`` and ``measures``, as ``decode bench`` writes them. Ratios are given only where everything that
+decides a number, but for the backend, was the same in both.
 """
 
 from __future__ import annotations
@@ -82,12 +82,21 @@ def read_report(path: str | Path) -> Report:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON") from None
+    return report_of(data, path)
+
+
+def report_of(data: Any, path: Path) -> Report:
+    """Of what a file holds, or would hold.
+
+    Raises:
+        InputError: it is no such report; the field is named.
+    """
     if (
         not isinstance(data, dict)
         or not isinstance(data.get("conditions"), dict)
         or not isinstance(data.get("measures"), dict)
     ):
-        raise InputError(f"{path} is no report of decode bench or decode replay: it lacks conditions or measures")
+        raise InputError(f"{path} is no report of decode bench: it lacks conditions or measures")
     given, fields = data["conditions"], Conditions.__dataclass_fields__
     for name, field in fields.items():
         kind = int if field.type == "int" else str

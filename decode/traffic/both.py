@@ -1,11 +1,11 @@
-"""One file of traffic through one backend or both, in one run, as reports that can be compared."""
+"""One file of traffic through a backend: what its users saw as measures, and a file for what ended."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...kernels import InputError
 from .clock import WallClock
@@ -15,8 +15,8 @@ from .sessions import Traffic
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
     from .replay import Served
+    from .steps import Steps
 
-Say = Callable[[str, int, int], None]
 MEASURES = {
     "user rate, median": ("user_tokens_a_s", "p50", "tok/s/user"),
     "user rate, P90": ("user_tokens_a_s", "p90", "tok/s/user"),
@@ -33,12 +33,15 @@ MEASURES = {
 def replay_backend(
     dispatcher: Dispatcher, traffic: Traffic, *, rows: int, keep_bytes: int, reuse: bool, real_pauses: bool,
     kept: Callable[[Served], None] | None = None, done: Callable[[int, int], None] | None = None,
+    steps: Callable[[Dispatcher], Steps] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Replay once; what users saw, and what the tuned path left to ``auto``. ``kept`` gets every turn as it ends."""
     from .replay import Replay
+    from .steps import PlainSteps
 
     replay = Replay(
         dispatcher, traffic, rows=rows, clock=WallClock(real_pauses=real_pauses), keep_bytes=keep_bytes, reuse=reuse, done=done,
+        steps=steps or PlainSteps,
     )  # fmt: skip
     turns: list[Served] = []
     for turn in replay.run():
@@ -61,8 +64,16 @@ def measures(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return made
 
 
+class Ended(Protocol):
+    """A turn or a request."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        ...
+
+
 class Turns:
-    """A file that holds every turn that ended, whatever happens then; a line each."""
+    """A file that holds every turn or request that ended, whatever happens then; a line each."""
 
     def __init__(self, path: Path | None) -> None:
         """Begin the file.
@@ -80,8 +91,8 @@ class Turns:
         except OSError as error:
             raise InputError(f"cannot write {path} ({error.strerror})") from None
 
-    def add(self, turn: Served) -> None:
-        """Keep a turn.
+    def add(self, turn: Ended) -> None:
+        """Keep one.
 
         Raises:
             InputError: it cannot be written.
@@ -93,20 +104,3 @@ class Turns:
                 file.write(json.dumps(turn.to_json()) + "\n")
         except OSError as error:
             raise InputError(f"cannot write {self._path} ({error.strerror})") from None
-
-
-def replay_all(
-    traffic: Traffic, backends: Mapping[str, Callable[[int], Dispatcher]], names: Sequence[str], *, out: Path | None = None,
-    say: Say | None = None, **how: Any,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Replay on each of the named backends; see :func:`replay_backend` for ``how``. Turns go to ``out`` as they end.
-
-    Raises:
-        InputError: a turns file that is there already.
-    """
-    files = {name: Turns(out / f"{name}.turns.jsonl" if out else None) for name in names}
-    told = {}
-    for name in names:
-        done = (lambda count, of, name=name: say(f"{name} turns", count, of)) if say else None
-        told[name] = replay_backend(backends[name](traffic.context), traffic, kept=files[name].add, done=done, **how)
-    return told

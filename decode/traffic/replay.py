@@ -176,7 +176,9 @@ class Replay:
 
     def _step(self) -> None:
         begun = self._clock.now()
-        out = self.how.step({slot: one.session.turns[one.turn].output - len(one.tokens) for slot, one in self._live.items()})
+        out = self.how.step(
+            {slot: one.session.turns[one.turn].output - len(one.tokens) for slot, one in self._live.items()}
+        )
         for slot, tokens in out.items():
             self._live[slot].tokens += tokens
         self.decode_s += self._clock.now() - begun

@@ -1,0 +1,105 @@
+"""How ``k3lab decode bench`` prints: notes, a line a measure with both backends, what is absent, published figures beside ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .words import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Data = dict[str, Any]
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def render_presets(console: Console, data: Data) -> None:
+    """A line a preset, and its published figures under it."""
+    for one in data["presets"]:
+        accepted = f", SYNTHETIC acceptance length {one['acceptance_length']:g}" if one["acceptance_length"] else ""
+        drafts = counted(one["drafts"], "draft") if one["drafts"] else "no drafts"
+        lengths = f"input {one['prompt']}, output {one['tokens']}" if one["tokens"] > 1 else "sessions of a file"
+        _say(console, f"{one['name']}: TP{one['tp']}, batch {one['rows']}, {lengths}, {drafts}{accepted}")
+        for line in one["published"]:
+            _say(console, f"  {line}")
+
+
+def render_bench(console: Console, data: Data) -> None:
+    """Notes, conditions, measures, what is absent, fallbacks, and the preset's published figures."""
+    for line in data["notes"]:
+        _say(console, f"note: {line}")
+    reports = data["reports"]
+    names = list(reports)
+    first = reports[names[0]]
+    _say(console, "; ".join(f"{name} {value}" for name, value in first["conditions"].items()))
+    _table(console, data, names)
+    for what, why in first["absent"].items():
+        _say(console, f"not measured: {what}: {why}")
+    if data["between"] and not data["between"]["comparable"]:
+        for one in data["between"]["different"]:
+            _say(console, f"no ratio: {one['field']}: {one['why']}")
+    for name in names:
+        _backend(console, name, reports[name])
+    if data["preset"]:
+        _published(console, data, first)
+    if data["out"]:
+        _say(console, f"kept in {data['out']}")
+
+
+def _table(console: Console, data: Data, names: list[str]) -> None:
+    from rich.table import Table
+
+    reports, between = data["reports"], data["between"]
+    ratios = between["ratios"] if between and between["comparable"] else None
+    table = Table("measure", *names, "unit", *(["times better"] if ratios is not None else []))
+    units = {measure: one["unit"] for name in names for measure, one in reports[name]["measures"].items()}
+    for measure, unit in units.items():
+        values = [reports[name]["measures"].get(measure, {}).get("value") for name in names]
+        cells = ["-" if value is None else f"{value:.4g}" for value in values]
+        times = (ratios or {}).get(measure, {}).get("times_better")
+        table.add_row(measure, *cells, unit, *([] if ratios is None else [f"{times:.3f}" if times else "-"]))
+    console.print(table)
+
+
+def _backend(console: Console, name: str, report: Data) -> None:
+    seen = report["seen"]
+    if "turns" in seen:
+        share = f"{seen['reused_share']:.0%}" if seen["reused_share"] is not None else "none"
+        gone = counted(seen["contexts_given_up"], "context")
+        told = f"{counted(seen['turns'], 'turn')}, {share} of the context tokens were put back, {gone} given up"
+    else:
+        told = f"{counted(seen['requests'], 'request')}, {counted(seen['steps'], 'step')}"
+    if report["dspark"] and seen["mean_tokens_a_step"]:
+        told += f", {seen['mean_tokens_a_step']:.2f} tokens a step"
+    _say(console, f"{name}: {told}, {counted(seen['output_tokens'], 'token')} put out by {report['operators']}")
+    for line in (report.get("launches") or {}).get("differences", []):
+        _say(console, f"  against the plan: {line}")
+    for one in (report["steps"] or {}).get("fallbacks", []):
+        _say(console, f"  {counted(one['count'], 'step')} left to auto: {one['reason']}")
+
+
+def _published(console: Console, data: Data, report: Data) -> None:
+    preset, own = data["preset"], report["conditions"]
+    if not preset["published"]:
+        return
+    _say(
+        console,
+        f"preset {preset['name']}; figures of other hardware stand here for the record and are compared with nothing:",
+    )
+    for line in preset["published"]:
+        _say(console, f"  {line}")
+    hardware = f"{own['gpus']} x {own['gpu']}, TP{own['tp']}, transport {own['transport']}"
+    for name, one in data["reports"].items():
+        measure = next(m for m in ("decode throughput without prefill", "user rate, P90") if "turns" not in one["seen"] or m == "user rate, P90")  # fmt: skip
+        got = one["measures"].get(measure)
+        value = f"{got['value']:.4g} {got['unit']}" if got else "no figure"
+        _say(
+            console,
+            f"  here ({name}): {measure} {value}; {hardware}; {own['model']}, weights {own['weights']}; acceptance {own['acceptance']};"
+            f" workload {own['workload']}",
+        )
+    if data["changed"]:
+        _say(console, f"  changed from the preset: {', '.join(data['changed'])}")

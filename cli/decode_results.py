@@ -1,0 +1,242 @@
+"""What results/ knows of the whole decode path, as Markdown: layers and steps of a rank, presets apart, and what nothing can be said of.
+
+``<gpu>/decode_bars*.json`` come from ``k3lab decode bars --out``, ``<gpu>/decode_<name>/<backend>.json`` from
+``k3lab decode bench --out``. Where there is none the tables say so, with the command that would make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..kernels import InputError
+from .recorded import load_result
+
+Data = dict[str, Any]
+NONE = "no result yet"
+BARS = "k3lab decode bars --rank 0 --of 16 --bundle out/bundle --out results/h200/decode_bars.json"
+SHOWN = ("headline", "plain-1")
+"""Presets that have a table, filled or not: with drafts and without."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |" for row in rows)])
+
+
+def _loaded(path: Path) -> Data | None:
+    """A measured result.
+
+    Raises:
+        InputError: no object, or one without an evidence word.
+    """
+    data = load_result(path)
+    if data is None or data.get("evidence") != "measured":
+        raise InputError(f"{path} is no measured result: it is no JSON object, or its evidence is not 'measured'")
+    return data
+
+
+def bars(results: Path) -> list[Data]:
+    """Measured bars, in the order of their files."""
+    return [data for path in sorted(results.glob("*/decode_bars*.json")) if (data := _loaded(path))]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Reports of one run of ``decode bench``, by backend."""
+
+    folder: str
+    reports: dict[str, Data]
+
+    @property
+    def preset(self) -> str | None:
+        """Name of its preset."""
+        known = next(iter(self.reports.values()))["preset"]
+        return known["name"] if known else None
+
+    @property
+    def conditions(self) -> Data:
+        """Of all its reports."""
+        found: Data = next(iter(self.reports.values()))["conditions"]
+        return found
+
+
+def benches(results: Path) -> list[Bench]:
+    """Measured benches, in the order of their folders."""
+    found: dict[Path, dict[str, Data]] = {}
+    for path in sorted(results.glob("*/decode_*/*.json")):
+        if data := _loaded(path):
+            found.setdefault(path.parent, {})[path.stem] = data
+    return [Bench(folder.relative_to(results).as_posix(), reports) for folder, reports in found.items()]
+
+
+def layers(results: Path) -> str:
+    """Layers by kind: time, launches, share of the byte floor, both backends."""
+    rows: list[Sequence[Any]] = []
+    for data in bars(results):
+        for one in data["rows"]:
+            for name, own in one["backends"].items():
+                for kind, layer in own["layers"].items():
+                    launches, share = layer["launches"], layer["share_of_floor"]
+                    ratio = one["ratios"].get(f"{kind} layer") if name != "auto" else None
+                    rows.append((
+                        _where(data), one["rows"], one["context"], f"{kind} MoE layer", f"`{name}`", f"{layer['us']:.1f} us",
+                        "not told" if launches is None else f"{launches:.2f}", "not told" if share is None else f"{share:.0%}",
+                        f"{ratio:.2f}" if ratio else "",
+                    ))  # fmt: skip
+    if not rows:
+        rows = [_nothing(count, kind, 9) for count in (1, 8) for kind in ("kda MoE layer", "mla MoE layer")]
+    head = (
+        "rank",
+        "rows",
+        "context",
+        "what",
+        "backend",
+        "time",
+        "launches",
+        "of the byte floor",
+        "times as fast as auto",
+    )
+    return _with_notes(table(head, rows), bars(results))
+
+
+def steps(results: Path) -> str:
+    """Whole steps: time, launches, share of the byte floor, both backends."""
+    rows: list[Sequence[Any]] = []
+    for data in bars(results):
+        for one in data["rows"]:
+            for name, own in one["backends"].items():
+                ratio = one["ratios"].get("step") if name != "auto" else None
+                rows.append((
+                    _where(data), one["rows"], one["context"], "whole step", f"`{name}`", f"{own['step_us']:.0f} us",
+                    own["step_launches"] or "not told", f"{own['step_floor_us'] / own['step_us']:.0%}", f"{ratio:.2f}" if ratio else "",
+                ))  # fmt: skip
+    if not rows:
+        rows = [_nothing(count, "whole step", 9) for count in (1, 8)]
+    head = (
+        "rank",
+        "rows",
+        "context",
+        "what",
+        "backend",
+        "time",
+        "launches",
+        "of the byte floor",
+        "times as fast as auto",
+    )
+    return table(head, rows)
+
+
+def _where(data: Data) -> str:
+    return f"{data['gpu']}, rank {data['rank']} of {data['tp']}, {data['model']}"
+
+
+def _nothing(rows: int, what: str, columns: int) -> list[str]:
+    return ["H200, rank 0 of 16", str(rows), "", what, "", NONE, *[""] * (columns - 6)]
+
+
+def _with_notes(text: str, found: Sequence[Data]) -> str:
+    if not found:
+        return f"{text}\n\n{NONE[0].upper()}{NONE[1:]} of a rank's layers and steps: `{BARS}` on that GPU makes one."
+    notes = dict.fromkeys(note for data in found for note in data["notes"])
+    faults = [f"{_where(data)}: {fault}" for data in found for fault in data["faults"]]
+    missed = "".join(f"\n- missed: {line}" for line in faults)
+    return f"{text}\n\n" + "\n".join(f"- {note}" for note in notes) + missed
+
+
+def presets(results: Path) -> str:
+    """A section a preset: what was measured, its conditions, and published figures beside them, compared with nothing."""
+    from ..decode.bench.presets import PRESETS
+
+    found = benches(results)
+    names = dict.fromkeys((*SHOWN, *(one.preset for one in found if one.preset)))
+    parts = []
+    for name in names:
+        preset = PRESETS[name]
+        own = [one for one in found if one.preset == name]
+        kind = f"speculative, {preset.drafts} drafts" if preset.drafts else "non-speculative"
+        lines = [f"### {name}: {kind}", ""]
+        for one in own:
+            lines += [_bench_table(one), ""]
+        if not own:
+            command = f"k3lab decode bench --preset {name} --rank 0 --of 16 --bundle out/bundle --out results/h200/decode_{name}"
+            lines += [
+                table(
+                    ("measure", "`auto`", "`latency_specialized`"), [("decode throughput without prefill", NONE, NONE)]
+                ),
+                "",
+            ]
+            lines += [f"{NONE[0].upper()}{NONE[1:]}: `{command}` on an H200 makes one, of one rank alone.", ""]
+        lines += [f"- {line.line}; compared with nothing" for line in preset.published]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _bench_table(one: Bench) -> str:
+    from ..decode.bench.reports import between
+
+    told = between(one.reports)
+    ratios: Mapping[str, Data] = told["ratios"] if told and told["comparable"] else {}
+    names = list(one.reports)
+    units = {measure: own["unit"] for report in one.reports.values() for measure, own in report["measures"].items()}
+    rows = []
+    for measure, unit in units.items():
+        values = [report["measures"].get(measure, {}).get("value") for report in one.reports.values()]
+        times = ratios.get(measure, {}).get("times_better")
+        rows.append(
+            (
+                measure,
+                *("not measured" if value is None else f"{value:.4g} {unit}" for value in values),
+                f"{times:.2f}" if times else "",
+            )
+        )
+    head = ("measure", *(f"`{name}`" for name in names), "times better")
+    where = ", ".join(f"{name} {value}" for name, value in one.conditions.items())
+    missing = {what: why for report in one.reports.values() for what, why in report["absent"].items()}
+    lines = [table(head, rows), "", f"Measured (`results/{one.folder}`): {where}."]
+    lines += [f"- not measured: {what}: {why}" for what, why in missing.items()]
+    return "\n".join(lines)
+
+
+def limits(results: Path) -> str:
+    """What these results do not say, and why: it follows from what there is."""
+    measured, found = bars(results), benches(results)
+    gpus = {data["gpu"] for data in measured} | {one.conditions["gpu"].removeprefix("NVIDIA ") for one in found}
+    groups = [one for one in found if one.conditions["gpus"] > 1]
+    synthetic = [one for one in found if "SYNTHETIC" in one.conditions["acceptance"]]
+    standard = [one for one in found if one.conditions["drafts"] and one not in synthetic]
+    random = not found or all(one.conditions["weights"].startswith("random") for one in found)
+    traffic = [one for one in found if "turns" in next(iter(one.reports.values()))["seen"]]
+    rows: list[tuple[str, str]] = []
+    if not measured and not found:
+        rows.append(("anything of the whole path on a GPU", "no bars and no bench are on record"))
+    if not any("GB300" in gpu for gpu in gpus):
+        rows.append(
+            (
+                "anything on a GB300",
+                "nothing ran on one; the published figures are of 16, and ours stand beside no ratio to them",
+            )
+        )
+    if not groups:
+        rows.append(
+            (
+                "a group's throughput, its waits and links",
+                "no run of a group is on record: a rank alone over loopback has no link cost",
+            )
+        )
+    if not standard:
+        why = (
+            "synthetic acceptance fixes what one's own traffic would measure"
+            if synthetic
+            else "no run with drafts is on record"
+        )
+        rows.append(("acceptance, and the rate that users of drafts would see", why))
+    if random:
+        rows.append(("quality, and routing of real text", "weights are random and routing is uniform: `k3lab decode eval` takes a checkpoint and problems" if found or measured else "no run with a checkpoint is on record"))  # fmt: skip
+    if not traffic:
+        rows.append(("agents' traffic: pauses, turns, contexts that come back", "no replay of sessions is on record"))
+    rows.append(("with drafts against without", "they share no ratio and no per-user claim, whatever is on record"))
+    return table(("nothing can be concluded of", "because"), rows)
