@@ -119,9 +119,9 @@ def test_each_round_has_its_own_beginning_and_seeds() -> None:
 
 def test_requests_that_ended_are_there_when_the_rest_fails() -> None:
     loop, kept = Made([[1], [9], []]), list[Finished]()
+    ran = rounds(loop, lambda _n: [[1]], 3, 2, timing=Timing(), clock=lambda: loop.at)
     with pytest.raises(IndexError):
-        for one in rounds(loop, lambda _n: [[1]], 3, 2, timing=Timing(), clock=lambda: loop.at):
-            kept.append(one)
+        kept += ran
     assert [one.output for one in kept] == [3]
 
 

@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from k3lab.decode.dispatch import StepWork
+from k3lab.decode.caches import DecodeCache
+from k3lab.decode.dispatch import Dispatcher, StepWork
+from k3lab.decode.dspark.acceptance import acceptance
+from k3lab.decode.dspark.drafter import Drafter
+from k3lab.decode.dspark.weights import random_rank_draft
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.sharding import ModelTensors
+from k3lab.decode.speculate_run import fitted_card
 from k3lab.decode.traffic.clock import WallClock
 from k3lab.decode.traffic.replay import Replay, Served
 from k3lab.decode.traffic.seen import percentile, seen
 from k3lab.decode.traffic.sessions import Session, Traffic, Turn, read_traffic, traffic_of
+from k3lab.decode.traffic.steps import DraftedSteps, Steps
 from k3lab.decode.traffic.synthetic import Shape, synthetic
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import InputError, ModelCard
+from k3lab.kernels.collectives import SingleRank
 
 from .evaluation_case import dispatcher, weights_of
 
@@ -48,10 +55,10 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def run(self, work: StepWork) -> Any:
+    def run(self, work: StepWork, *more: Any, **other: Any) -> Any:
         self.ran.append(work)
         self._clock.at += sum(map(len, work.prompts.values())) + 10 * bool(work.tokens)
-        return self._inner.run(work)
+        return self._inner.run(work, *more, **other)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +130,77 @@ def test_sessions_of_one_system_share_its_state(weights: RankWeights) -> None:
     two = traffic_of([session("a", (0.0, 2, 1), system=9), session("b", (0.0, 3, 1), start=50.0, system=9)])
     served, *_ = replayed(weights, two)
     assert [(one.reused, one.prefilled) for one in served] == [(0, 11), (9, 3)]
+
+
+def put_out(replay: Replay) -> dict[tuple[str, int], list[int]]:
+    """Tokens of each turn, filled as turns leave."""
+    out: dict[tuple[str, int], list[int]] = {}
+    leave = replay._leave
+
+    def leaving(slot: int) -> Served:
+        one = replay._live[slot]
+        out[one.session.name, one.turn] = one.tokens
+        return leave(slot)
+
+    replay._leave = leaving  # type: ignore[method-assign]
+    return out
+
+
+def drafted(weights: RankWeights, traffic: Traffic, length: float | None = None, **more: Any) -> Any:
+    """A replay with two drafts, and what each turn put out."""
+    card = fitted_card(weights.card)
+    draft = random_rank_draft(card, weights.card, seed=0, dtype=weights.dtype, tp=1, rank=0)
+
+    def steps(runs: Any) -> Steps:
+        accepts = acceptance(2, 0.0, length)
+        return DraftedSteps(runs, Drafter(draft, weights, runs.cache, runs.comm), accepts, drafts=2)
+
+    clock = Costs()
+    cache = DecodeCache(
+        weights.card, max_requests=2, max_context=traffic.context + 2, max_verify=3, dtype=weights.dtype
+    )
+    inner = Dispatcher(weights, cache, SingleRank(), auto=ReferenceOperators(weights.card))
+    replay = Replay(Counting(inner, clock), traffic, rows=2, clock=clock, steps=steps, **more)  # type: ignore[arg-type]
+    out = put_out(replay)
+    return list(replay.run()), out, replay
+
+
+TALK = [
+    session("a", (0.0, 5, 6), (4.0, 2, 5), (1.0, 1, 4), system=7),
+    session("b", (0.0, 3, 4), (2.0, 2, 3), start=3.0, system=7),
+]
+
+
+def test_drafts_that_the_target_verifies_change_no_token(weights: RankWeights) -> None:
+    traffic = traffic_of(TALK)
+    clock = Costs()
+    plain = Replay(
+        Counting(dispatcher(weights, ReferenceOperators(weights.card), traffic.context, 2), clock), traffic, rows=2, clock=clock,  # type: ignore[arg-type]
+    )  # fmt: skip
+    out = put_out(plain)
+    list(plain.run())
+    served, with_drafts, _ = drafted(weights, traffic)
+    assert with_drafts == out and len(out) == 5
+    assert [one.output for one in served] == [len(out[one.session, one.turn]) for one in served]
+
+
+def test_a_drafters_rows_come_back_with_the_context(weights: RankWeights) -> None:
+    """Synthetic acceptance puts drafts out, so that tokens follow the drafter's own context."""
+    traffic = traffic_of(TALK)
+    served, kept, replay = drafted(weights, traffic, 2.5)
+    nothing, again, without = drafted(weights, traffic, 2.5, reuse=False)
+    assert kept == again
+    assert sum(one.reused for one in served) > 0 == sum(one.reused for one in nothing)
+    assert [(one.session, one.turn) for one in sorted(served, key=lambda one: one.session)] == [
+        ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1),
+    ]  # fmt: skip
+    assert all(
+        len(tokens) == turn.output for one in TALK for n, turn in enumerate(one.turns) for tokens in [kept[one.name, n]]
+    )
+    told = seen(served, replay)
+    # nothing beyond what a turn asked for is counted
+    assert told["output_tokens"] == 22 and replay.decode_tokens == 22 - 5
+    assert 1 < told["mean_tokens_a_step"] <= 3 and without.how.accepted == replay.how.accepted
 
 
 def test_made_up_traffic_is_the_seeds(tmp_path: Path) -> None:
