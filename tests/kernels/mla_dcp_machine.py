@@ -23,6 +23,17 @@ class RanksMachine(MatrixMachine, TailMachine):
     half = False
 
 
+COMPILED: dict[Any, list] = {}
+
+
+def kernels_of(one: Mla, config: dict[str, Any], monkeypatch: Any) -> list:
+    """(launch, PTX text) of each kernel, made once."""
+    key = one, tuple(config.items())
+    if key not in COMPILED:
+        COMPILED[key] = compiled_ptx(one, config, monkeypatch)
+    return COMPILED[key]
+
+
 class Case:
     """Every rank's tensors and buffers in one memory; ``factors`` are of one rank that plays all of them over loopback."""
 
@@ -35,7 +46,7 @@ class Case:
         self.config = {**space.default, **change}
         legal = {name: value for name, value in self.config.items() if name != "jitter"}
         assert space.illegal(legal) is None, space.illegal(legal)
-        self.kernels = compiled_ptx(one, self.config, monkeypatch)
+        self.kernels = kernels_of(one, self.config, monkeypatch)
         self.ranks = range(1 if factors else one.tp)
         self.inputs = [rank_inputs(one, contexts, rank, self.live, seed) for rank in self.ranks]
         self.memory = Memory(1 << 26)

@@ -18,7 +18,16 @@ FEW = {"splits": 1, "tile": 32, "stages": 2, "queries": 8}
     [
         # shards of one token, of none but the new one's, of none at all
         ("bf16_dcp", 4, 4, 3, [130, 3, 0, 0], {"heads": 2}, {**FEW, "splits": 2, "cluster": 8}),
-        ("bf16_dcp", 16, 1, 1, [16], {}, {**FEW, "queries": 16, "cluster": 4, "early": "none"}),
+        pytest.param(
+            "bf16_dcp",
+            16,
+            1,
+            1,
+            [16],
+            {},
+            {**FEW, "queries": 16, "cluster": 4, "early": "none"},
+            marks=pytest.mark.slow,
+        ),
         ("fp8_verify4_dcp", 4, 8, 7, [0, 64], {"heads": 2}, {**FEW, "splits": 2, "queries": 16, "cluster": 4}),
         ("bf16_verify8_dcp", 2, 24, 21, [3, 70, 20], {}, {**FEW, "queries": 16, "cluster": 16}),
     ],
@@ -64,7 +73,7 @@ def test_rows_come_and_go_and_every_launch_is_counted(monkeypatch):
 )
 def test_a_rank_that_stops_is_named_and_nobody_sends_garbage_on(monkeypatch, tp, role, phase, says):
     """Rank 1 stops ahead of a launch: all others end, all together name it, and later launches publish nothing."""
-    case = Case(monkeypatch, small(1, "bf16_dcp", tp), [9], **FEW)
+    case = Case(monkeypatch, small(2, "bf16_dcp", tp), [9, 8], 1, **FEW)
     for rank in case.ranks:
         limit = case.at[rank]["health"] + 4 * LIMIT
         case.memory.data[limit : limit + 4].view(np.int32)[0] = 1_000_000

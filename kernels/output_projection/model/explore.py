@@ -100,7 +100,7 @@ class Explorer:
         if key in self.cells:
             return
         armed = SENTINEL if self.s.form == "flag" else NEVER
-        mailboxes = dict.fromkeys(("mail", "shares", "totals", "deltas"), armed)
+        mailboxes = dict.fromkeys(("mail", "shares", "totals", "deltas", "queries"), armed)
         cell = empty({**mailboxes, "row 1": NEVER, "row 2": NEVER}.get(key[1], 0))
         if self.s.ends == "stale" and key == (0, "mail", 1, parity(1), 1, 0):
             cell = stored(cell, 1, (1, -2, 1, True), -1)

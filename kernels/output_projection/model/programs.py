@@ -71,7 +71,7 @@ class Op(NamedTuple):
 class Setting:
     """Sizes, shape and fault of one exploration."""
 
-    shape: Literal["fused", "split", "two_shot", "tail", "tail_two_shot"]
+    shape: Literal["fused", "split", "two_shot", "tail", "tail_two_shot", "context"]
     ranks: int = 2
     steps: int = 4
     """Epochs: calls of the whole kernel (or pair of kernels)."""
@@ -138,9 +138,12 @@ def setting_of(fault: str) -> Setting:
 
 def launches(s: Setting, rank: int) -> list[list[Program]]:
     """The programs of each launch of a rank, in order."""
+    from .context import context
     from .tail import tail
 
-    make = {"fused": _fused, "split": _split, "two_shot": _two_shot, "tail": tail, "tail_two_shot": tail}[s.shape]
+    make = {
+        "fused": _fused, "split": _split, "two_shot": _two_shot, "tail": tail, "tail_two_shot": tail, "context": context,
+    }[s.shape]  # fmt: skip
     return [launch for step in range(s.steps) for launch in make(s, rank, step)]
 
 
