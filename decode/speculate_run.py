@@ -98,6 +98,7 @@ def _check_alone(options: RunOptions, rank_alone: int | None) -> None:
 
 
 def drafter_weights(card: DraftCard, target: RankWeights, options: RunOptions) -> DraftWeights:
+    """Of the target's rank: from ``options.draft_checkpoint``, or random ones of its seed."""
     place: dict[str, Any] = {"tp": target.tp, "rank": target.rank, "dtype": target.dtype, "device": str(target.device)}
     if options.draft_checkpoint:
         return load_draft(options.draft_checkpoint, card, target.card, **place)

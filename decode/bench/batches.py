@@ -10,10 +10,12 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..traffic.seen import spread
-from .loops import Loop
+
+if TYPE_CHECKING:
+    from .loops import Loop
 
 
 @dataclass(frozen=True)

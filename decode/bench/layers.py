@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...kernels import InputError
-from ...kernels.collectives import Collectives
 from ...kernels.gpu_cards import GpuCard
 from ...kernels.model_card import LayerKind
 from ..bars import KINDS, depths
-from ..measure_bars import Bench, Load, Timer, by_events
-from ..operators import Operators
 from ..run_options import RunOptions
-from ..weights import RankWeights
 
-NO_GPU = "needs a GPU: without one nothing is captured, and there is no byte floor"
-BY_LAYER = ("time a layer by kind", "launches a layer", "share of the byte floor")
+if TYPE_CHECKING:
+    from ...kernels.collectives import Collectives
+    from ..measure_bars import Load, Timer
+    from ..operators import Operators
+    from ..weights import RankWeights
 
 
 def load_of(options: RunOptions) -> Load:
     """The bench's step half-way through its output."""
+    from ..measure_bars import Load
+
     return Load(options.rows, options.drafts + 1, options.fill + options.prompt + options.tokens // 2)
 
 
 def by_kind(
     weights: RankWeights, comm: Collectives, operators: Operators, options: RunOptions, name: str, gpu: GpuCard, *,
-    samples: int, timer: Timer = by_events, say: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
+    samples: int, timer: Timer | None = None, say: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Layers and step of one backend, as ``decode bars`` measures them.
 
@@ -38,12 +39,14 @@ def by_kind(
         name: of the backend: stock engines read more a layer than a path that shards the router does.
         gpu: for the floor.
         samples: of each graph.
-        timer: times runs.
+        timer: times runs (default: by the device's events).
         say: is told how far it is.
 
     Returns:
         The table of :class:`~k3lab.decode.measure_bars.Bench`, with ``context`` and, by kind, why it is ``absent``.
     """
+    from ..measure_bars import Bench, by_events
+
     kinds, absent = list[LayerKind](), dict[str, str]()
     for kind in KINDS:
         try:
@@ -52,5 +55,7 @@ def by_kind(
         except InputError as error:
             absent[f"time of a layer, {kind}"] = str(error)
     load = load_of(options)
-    made = Bench(weights, comm, load, seed=options.seed).table(name, operators, gpu, timer, samples, kinds, say)
+    made = Bench(weights, comm, load, seed=options.seed).table(
+        name, operators, gpu, timer or by_events, samples, kinds, say
+    )
     return {**made, "context": load.context, "absent": absent}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .layers import BY_LAYER, NO_GPU
-
+NO_GPU = "needs a GPU: without one nothing is captured, and there is no byte floor"
+BY_LAYER = ("time a layer by kind", "launches a layer", "share of the byte floor")
 SEEN = {
     "decode throughput without prefill": ("decode_tokens_a_s", None, 1.0, "tok/s"),
     "output throughput": ("output_tokens_a_s", None, 1.0, "tok/s"),

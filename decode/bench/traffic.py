@@ -14,7 +14,7 @@ from ..memory import check_memory
 from ..run_options import RunOptions, check_context, label
 from ..traffic.both import Turns, measures, replay_backend
 from ..traffic.sessions import Traffic
-from .layers import BY_LAYER
+from .measures import BY_LAYER
 from .presets import Preset
 from .reports import Folder, between, conditions, drafting, evidence
 from .run import BOTH, write_reports
