@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from typing import Any
 
 import torch
+from k3lab.kernels import K3, family
 from k3lab.kernels.collectives import run_virtual_ranks
 from k3lab.kernels.mla.family import WEIGHTS, Mla
 from k3lab.kernels.mla.twin import MlaWeights, Shard
@@ -13,10 +15,15 @@ from k3lab.kernels.mla.twin_context import mla_context_parallel
 from k3lab.kernels.twin_family import in_fp32
 from k3lab.tuning.compare import compare
 
-from .mla_case import FAMILY, problem
-
+FAMILY = family("mla")
 ENGINE = FAMILY.engine("cute_mma")
 SMALL = {"heads": 1, "q_lora": 256, "kv_lora": 256, "context": 200}
+
+
+def problem(rows: int, kind: str, tp: int, **changes: Any) -> Mla:
+    made = dataclasses.replace(FAMILY.problem(K3, tp=tp, rows=rows, kind=kind), **changes)
+    assert isinstance(made, Mla)
+    return made
 
 
 def small(rows: int, kind: str, tp: int, **changes: Any) -> Mla:
@@ -93,7 +100,7 @@ def judge_rank(
 
 
 @cache
-def shared_case(one: Mla, contexts: tuple[int, ...]) -> tuple[list[dict], list[dict]]:
-    """(inputs, twins) of all ranks."""
+def all_ranks(one: Mla, contexts: tuple[int, ...]) -> tuple[list[dict], list[dict]]:
+    """(inputs, twins) of all ranks, of all rows."""
     inputs = [rank_inputs(one, list(contexts), rank) for rank in range(one.tp)]
     return inputs, twins(one, inputs, one.rows)
