@@ -186,7 +186,7 @@ def run(
     numbers = {"rows": live, "rank": rank}
     values = [numbers[arg.name] if arg.kind == "int32" else at[arg.name] for arg in launch.args]
     machine = HeadMachine(text, memory.data, values, launch.threads, 1, launch.shared_bytes, seed=seed)
-    machine.tick = 0 if dead is None else 200
+    machine.tick = 0 if dead is None else 5000
     for block in order or range(launch.grid[0]):
         machine.run(block, 1)
     assert memory.guards_hold()

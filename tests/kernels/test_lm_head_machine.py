@@ -98,6 +98,7 @@ def test_a_row_with_nan_gives_the_last_id_and_says_so(monkeypatch, where):
     assert bool((done.get("ids")[odd] == 199).all())
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_never_publishes_is_named_and_the_step_ends(monkeypatch):
     from k3lab.kernels.health import Phase, read
 
@@ -114,6 +115,7 @@ def test_after_a_rank_gave_up_nothing_is_published(monkeypatch):
     assert not bool(done.get("keys").any()) and not bool(done.get("arrived").any())
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_every_rank_of_a_group_finds_the_token_of_the_whole_vocabulary(monkeypatch):
     from k3lab.kernels.lm_head.twin import best_token
 
@@ -136,6 +138,7 @@ def test_embedding_rows_come_from_the_ranks_that_hold_them(monkeypatch, rows, li
     assert len(owners) == min(live, 3), "this rank's rows and others'"
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_every_rank_of_a_group_has_the_whole_tables_rows(monkeypatch):
     one = small(4, "embed", tp=2, hidden=64)
     everyone = [FAMILY.inputs(one, rank) for rank in range(2)]
@@ -156,6 +159,7 @@ def test_a_token_outside_the_vocabulary_gives_a_row_of_nan(monkeypatch):
     assert bool(found[1:3].isnan().all()) and not bool(found[[0, 3]].isnan().any())
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("dead", [1, 3])
 def test_a_rank_that_does_not_send_its_rows_or_is_not_there_is_named(monkeypatch, dead):
     from k3lab.kernels.health import Phase, read

@@ -195,6 +195,7 @@ def test_rows_of_many_passes_and_blocks_that_finish_several(monkeypatch: pytest.
         case.judge(live)
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize(
     ("change", "table", "phase", "says"),
     [

@@ -192,6 +192,7 @@ def test_a_multicast_store_puts_the_partial_into_this_ranks_slot(monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("change", [{}, {"packet": "b32e32", "row_sums": "cluster"}], ids=str)
 def test_a_rank_that_did_not_publish_is_named_and_the_launch_ends(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]

@@ -111,6 +111,7 @@ def test_the_whole_step_of_a_rank_of_sixteen(monkeypatch):
     done.check_choice(done.get("logits"))
 
 
+@pytest.mark.usefixtures("looks_often")
 def test_a_rank_that_never_publishes_is_named_and_the_step_ends(monkeypatch):
     from k3lab.kernels.health import Phase, read
 
