@@ -129,7 +129,11 @@ class CuteMmaEngine(Engine):
                 ),
                 Constraint(lambda c: int(c["queries"]) <= queries, "{queries} queries a block: a request has fewer"),
                 Constraint(
-                    lambda c: int(c["splits"]) == 1 or int(c["splits"]) * 16 <= problem.held + 16,
+                    lambda c: (
+                        int(c["splits"]) == 1
+                        or int(c["splits"]) * 16 <= problem.held + 16
+                        or (problem.dcp > 1 and c["k_order"] == "invariant")
+                    ),
                     "{splits} parts: fewer than 16 tokens each",
                 ),
                 Constraint(

@@ -120,7 +120,8 @@ def shares(
 ):
     """Each row's shares of its parts, unnormalised, and their sum: a warp a row and turn.
 
-    ``logs``: where the logarithms of the sums go too; then a row may have no tokens: minus infinity, and a sum of zero.
+    ``logs``: where the logarithms of the sums go too. A row may then have no tokens: its shares and their sum are NaN, which no
+    comparison finds above zero, and its logarithm is minus infinity.
     """
     turns = -(-F.splits // 32)
     for turn in cutlass.range_constexpr(-(-F.tile_rows // 8)):
@@ -137,12 +138,9 @@ def shares(
                 top = arch.fmax(top, logarithm)
             for step in cutlass.range_constexpr(5):
                 top = arch.fmax(top, arch.shuffle_sync_bfly(top, 16 >> step))
-            base = top
-            if cutlass.const_expr(logs is not None):
-                base = top if top > Float32(-Float32.inf) else Float32(0.0)
             total = Float32(0.0)
             for one in cutlass.range_constexpr(turns):
-                share = unary(EXP2, found[one] - base)
+                share = unary(EXP2, found[one] - top)
                 total += share
                 if one * 32 + lane < F.splits:
                     to = shared + F.shares_at + (row * F.splits + one * 32 + lane) * 4
@@ -151,7 +149,7 @@ def shares(
             if lane == 0:
                 arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.totals_at + row * 4, total])
                 if cutlass.const_expr(logs is not None):
-                    logarithm = base + unary(LOG2, total)
+                    logarithm = top + unary(LOG2, total)
                     logarithm = logarithm if total > Float32(0.0) else Float32(-Float32.inf)
                     arch.inline_ptx(STORE_FLOAT, read_only_args=[logs + row * 4, logarithm])
 

@@ -35,6 +35,7 @@ def test_a_clean_record_and_no_record_pass() -> None:
         ({"phase": 2, "slot": 1, "total": 1 << 1}, "rank 1 did not publish the sums of its columns"),
         ({"phase": 4, "slot": 1, "columns": 1 << 1}, "rank 1 did not publish its columns"),
         ({"phase": 4, "slot": 0, "columns": 0b1111, "total": 1 << 2}, "rank 2 did not publish the sums of its columns"),
+        ({"phase": 5, "slot": 6, "queries": 1 << 6, "partial": 0b1111}, "rank 6 did not publish its queries"),
         ({"phase": 3, "slot": 9}, "a block of this GPU did not publish its part of a row"),
     ],
 )
