@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..decode.run_options import RunOptions
     from ..kernels import ModelCard
 
-BATCH_ONLY = {"prompt": "--prompt", "tokens": "--tokens", "fill": "--fill-context", "rounds": "--rounds", "tp": "--tp", "rank": "--rank", "of": "--of", "transport": "--transport"}  # fmt: skip
+BATCH_ONLY = {"prompt": "--prompt", "tokens": "--tokens", "fill": "--fill-context", "rounds": "--rounds"}  # fmt: skip
 TRAFFIC_ONLY = {"keep_gb": "--keep-gb", "reuse": "--no-reuse", "real_pauses": "--real-pauses"}
 
 
@@ -65,8 +65,7 @@ def bench_command(
         emit({"presets": [one.to_json() for one in PRESETS.values()]}, as_json, render_presets)
         return
     given: dict[str, Any] = {
-        "prompt": prompt, "tokens": tokens, "fill": fill, "rounds": rounds, "tp": tp, "rank": rank, "of": of, "transport": transport,
-        "keep_gb": keep_gb, "reuse": None if reuse else False, "real_pauses": real_pauses or None,
+        "prompt": prompt, "tokens": tokens, "fill": fill, "rounds": rounds, "keep_gb": keep_gb, "reuse": None if reuse else False, "real_pauses": real_pauses or None,
     }  # fmt: skip
     known = preset_of(preset) if preset else None
     _check_together(given, workload, known)
@@ -85,7 +84,7 @@ def bench_command(
         return value if value is not None else getattr(known, name) if known else default
 
     word = model or ("k3" if known and not checkpoint else "small")
-    size = 1 if workload else chosen(size, "tp", 1)
+    size = chosen(size, "tp", 1)
     count = chosen(drafts, "drafts", 0)
     length = acceptance_length
     if length is None and known and count == known.drafts:
@@ -131,17 +130,13 @@ def _check_together(given: dict[str, Any], workload: Path | None, known: Preset 
     words = BATCH_ONLY if workload else TRAFFIC_ONLY
     wrong = next((option for name, option in words.items() if given[name] is not None), None)
     if wrong:
-        speaks = (
-            "batches of one rank or a group; a workload's lengths are the file's"
-            if workload
-            else "sessions; give them with --workload"
-        )
+        speaks = "batches; a workload's lengths are the file's" if workload else "sessions; give them with --workload"
         raise InputError(f"{wrong} speaks of {speaks}")
 
 
 def changed(preset: Preset, card: ModelCard, options: RunOptions) -> list[str]:
     """What of a preset the call changed."""
-    fields = ("rows", "drafts", "acceptance_length") if preset.traffic else ("tp", "rows", "drafts", "acceptance_length", "prompt", "tokens")  # fmt: skip
+    fields = ("tp", "rows", "drafts", "acceptance_length") if preset.traffic else ("tp", "rows", "drafts", "acceptance_length", "prompt", "tokens")  # fmt: skip
     own = {name: (getattr(options, name), getattr(preset, name)) for name in fields}
     told = [f"{name.replace('_', ' ')} {here} for {there}" for name, (here, there) in own.items() if here != there]
     return [*([f"model {card.name} for kimi-k3"] if card.name != "kimi-k3" else []), *told]

@@ -11,7 +11,6 @@ import torch
 
 from ...kernels import ModelCard
 from ...kernels.collectives import Collectives
-from ...kernels.device import Device
 from ..backends import Backend, backend_of
 from ..choices import Choice, Finder
 from ..group import Group
@@ -83,13 +82,12 @@ def _rank(
     wanted: Wanted, comm: Collectives, group: Group | None, bundle: Finder | None, choices: tuple[Choice, ...],
     planned: Mapping[str, int], whole: ModelTensors | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    device = group.device if group else None
     tells = comm.rank == 0 or (group is not None and group.alone)
     say: Say = wanted.say if tells else lambda _what, _done, _of: None
-    weights = _weights(wanted, comm, group, device, say, whole)
+    weights = weights_here(wanted.card, wanted.options, comm, group, say, whole)
     made = {}
     for name in wanted.names:
-        backend, options = _backend(wanted, name, weights, group, device, bundle, choices)
+        backend, options = backend_here(wanted.card, wanted.options, name, weights, group, bundle, choices)
         keep = partial(wanted.keep, name) if tells else _unkept
         made[name] = _run(wanted, name, options, weights, comm, group, backend, planned, keep, say)
     return made
@@ -99,49 +97,58 @@ def _unkept(_one: Finished) -> None:
     """Another rank keeps it."""
 
 
-def _weights(
-    wanted: Wanted, comm: Collectives, group: Group | None, device: Device | None, say: Say, whole: ModelTensors | None
+def weights_here(
+    card: ModelCard, options: RunOptions, comm: Collectives, group: Group | None, say: Say, whole: ModelTensors | None = None
 ) -> RankWeights:  # fmt: skip
+    """This rank's, loaded or random; ``whole``: what the threads of this process cut theirs from."""
     from ..checkpoint.load import load_rank
 
-    options, where = wanted.options, f"cuda:{device.index}" if device else "cpu"
+    where = f"cuda:{group.device.index}" if group and group.device else "cpu"
     own: dict[str, Any] = {"tp": options.tp, "rank": comm.rank, "device": where}
     if options.checkpoint:
         told = lambda done, of: say("weights, MB", done // 10**6, of // 10**6)  # noqa: E731
-        return load_rank(options.checkpoint, card=wanted.card, progress=told, **own)
+        return load_rank(options.checkpoint, card=card, progress=told, **own)
     if whole is not None:
-        return pack(
-            shard(whole, wanted.card, tp=options.tp, rank=comm.rank), wanted.card, tp=options.tp, rank=comm.rank
-        )
+        return pack(shard(whole, card, tp=options.tp, rank=comm.rank), card, tp=options.tp, rank=comm.rank)
     if group is not None and group.host is not None:  # ranks that answer each other hold slices of one model
-        return random_weights(wanted.card, seed=options.seed, dtype=torch.bfloat16, **own)
+        return random_weights(card, seed=options.seed, dtype=torch.bfloat16, **own)
     told = lambda done, of: say("weights", done, of)  # noqa: E731
-    return random_rank_weights(wanted.card, seed=options.seed, dtype=torch.bfloat16, progress=told, **own)
+    return random_rank_weights(card, seed=options.seed, dtype=torch.bfloat16, progress=told, **own)
 
 
-def _backend(
-    wanted: Wanted, name: str, weights: RankWeights, group: Group | None, device: Device | None, bundle: Finder | None,
+def backend_here(
+    card: ModelCard, options: RunOptions, name: str, weights: RankWeights, group: Group | None, bundle: Finder | None,
     choices: tuple[Choice, ...],
 ) -> tuple[Backend, RunOptions]:  # fmt: skip
-    """Operators of a backend; without a GPU PyTorch on the CPU, and the twins in the tuned path's place."""
+    """Operators of a backend, and the options of its dispatcher; without a GPU PyTorch on the CPU, or the twins for the tuned path.
+
+    Args:
+        card: the model.
+        options: of the run.
+        name: of the backend.
+        weights: this rank's; its experts are brought into the layout that the backend reads.
+        group: this rank's; None: a thread of this process.
+        bundle: of the tuned path.
+        choices: made from it.
+    """
     from ..auto import AutoOperators
     from ..expert_memory import release
     from ..lone import lone_peers
 
-    options = wanted.options
-    if device is None or group is None:
+    if group is None or group.device is None:
         alone = group is not None and group.alone
-        peers = lone_peers(wanted.card, tp=options.tp, rows=options.step_rows, device="cpu") if alone else None
-        auto = AutoOperators(wanted.card, dtype=weights.dtype, device="cpu", peers=peers)
-        twins: Any = ReferenceOperators(wanted.card)
-        return Backend(auto, auto if name == "auto" else twins, None), replace(options, backend="auto")
+        peers = lone_peers(card, tp=options.tp, rows=options.step_rows, device="cpu") if alone else None
+        used: Any = ReferenceOperators(card)
+        if name == "auto":
+            used = AutoOperators(card, dtype=weights.dtype, device="cpu", peers=peers)
+        return Backend(used, used, None), replace(options, backend="auto")
     if name == "auto":  # a layer's experts as the checkpoint has them, whoever ran before
         for layer in weights.layers:
             if isinstance(layer.mlp, MoeMlp):
                 release(layer.mlp)
         bundle, choices = None, ()
     options = replace(options, backend=name)
-    return backend_of(wanted.card, options, choices, weights, group, bundle), options
+    return backend_of(card, options, choices, weights, group, bundle), options
 
 
 def _run(

@@ -87,7 +87,7 @@ PRESETS = {
         Preset("headline-tp8", 8, 1, 7, 6.0, 1, 1000),
         Preset("plain-1-tp8", 8, 1, 0, None, 1, 1000),
         Preset(
-            "agentx-1", 1, 1, 0, None, 1, 1,
+            "agentx-1", 16, 1, 0, None, 1, 1,
             (Published(
                 "P90 403.2 against 223.7 tok/s per user", "16 GPUs against 8: another number of GPUs, so it does not isolate the path",
                 "AgentX, concurrency 1: longer contexts, turns, pauses, cache reuse", POST,

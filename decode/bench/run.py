@@ -41,6 +41,12 @@ def names_of(backend: str) -> tuple[str, ...]:
     return BOTH if backend == "both" else (backend,)
 
 
+def check_bundle(bundle: Finder | None, names: Sequence[str]) -> None:
+    """Raise InputError for a bundle that no backend of ``names`` would use."""
+    if bundle is not None and "latency_specialized" not in names:
+        raise InputError("backend auto uses no bundle; --backend latency_specialized or both does")
+
+
 def run_bench(
     card: ModelCard, options: RunOptions, *, names: Sequence[str] = BOTH, rounds: int = 1, samples: int = 30,
     bundle: Finder | None = None, preset: Preset | None = None, out: Path | None = None,
@@ -94,8 +100,7 @@ def _bench(
         from ..speculate_run import check_drafter
 
         check_drafter(card, options, group.rank if group and group.alone else None)
-    if bundle is not None and "latency_specialized" not in names:
-        raise InputError("backend auto uses no bundle; --backend latency_specialized or both does")
+    check_bundle(bundle, names)
     wanted = wanted_choices(card, options, bundle, device, command="bench")
     if group and "latency_specialized" in names:
         bundle = fitting_here(bundle, wanted, group)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import InputError, ModelCard
-from ...kernels.device import discover
-from ..choices import Finder
-from ..memory import check_memory
-from ..run_options import RunOptions, check_context, label
+from ...kernels.device import Device, discover
+from ...kernels.mla.family import BLOCK_SIZE
+from ..choices import Choice, Finder, StepForm, choose
+from ..evaluation.compare import NO_GPU
+from ..fitting import fitting_here
+from ..group import Group, join
+from ..memory import check_memory, peak_memory
+from ..plan import AUTO_NOTE, TUNED_FAMILIES
+from ..run_options import RunOptions, check_context
+from ..run_places import known_gpu
 from ..traffic.both import Turns, measures, replay_backend
 from ..traffic.sessions import Traffic
 from .measures import BY_LAYER
 from .presets import Preset
-from .reports import Folder, between, conditions, drafting, evidence
-from .run import BOTH, write_reports
+from .reports import Folder, between, bundled, conditions, drafting, evidence
+from .run import BOTH, check_bundle, write_reports
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
@@ -50,6 +57,19 @@ class Handling:
         return f"keep {self.keep_gb:g} GB{reuse}{' real pauses' if self.real_pauses else ''}"
 
 
+EAGER_NOTE = "kernels of a replay are launched one by one, in no captured graph: its times hold the host's launches"
+
+
+def _choices(
+    card: ModelCard, options: RunOptions, traffic: Traffic, bundle: Finder | None, device: Device | None
+) -> tuple[Choice, ...]:  # fmt: skip
+    return choose(
+        card, tp=options.tp, rows=options.step_rows, gpu=known_gpu(options, device), bundle=bundle, only=TUNED_FAMILIES,
+        objective="measured" if device and device.card else "predicted", model=options.model,
+        form=StepForm(options.drafts + 1, context=traffic.context + options.drafts),
+    )  # fmt: skip
+
+
 def _steps(card: ModelCard, options: RunOptions) -> Callable[[Dispatcher], Steps] | None:
     """With drafts; the drafter's weights are made or loaded once for all backends."""
     if not options.drafts:
@@ -71,19 +91,29 @@ def _steps(card: ModelCard, options: RunOptions) -> Callable[[Dispatcher], Steps
     return steps
 
 
-def check_traffic(card: ModelCard, options: RunOptions, traffic: Traffic, handling: Handling) -> None:
-    """Raise InputError for traffic that cannot be replayed here; nothing was made."""
-    options.check(card)
+def check_traffic(
+    card: ModelCard, options: RunOptions, traffic: Traffic, handling: Handling, group: Group | None
+) -> Group:
+    """The group that replays: one rank. Nothing was made.
+
+    Raises:
+        InputError: traffic that cannot be replayed here.
+    """
+    if group is None or group.host is not None:
+        raise InputError(
+            f"sessions are replayed by one rank: of {options.tp} give one alone with --rank and --of, or --tp 1"
+        )
     handling.check()
     check_context(card, traffic.context + options.drafts)
     if options.drafts:
         from ..speculate_run import check_drafter
 
-        check_drafter(card, options, None)
+        check_drafter(card, options, group.rank if group.alone else None)
     check_memory(
-        card, 1, discover(), whole=options.checkpoint is None, requests=options.rows, context=traffic.context + options.drafts,
-        verify=options.drafts + 1,
+        card, options.tp, group.device, whole=options.checkpoint is None, requests=options.rows,
+        context=traffic.context + options.drafts, verify=options.drafts + 1, one_rank=group.alone,
     )  # fmt: skip
+    return group
 
 
 def run_traffic(
@@ -95,7 +125,7 @@ def run_traffic(
 
     Args:
         card: the model.
-        options: rows are turns at a time; drafts, acceptance and weights; lengths are the file's.
+        options: rows are turns at a time; drafts, acceptance, weights, the rank; lengths are the file's.
         traffic: the sessions.
         names: backends, in their order.
         handling: of contexts and pauses.
@@ -108,40 +138,59 @@ def run_traffic(
     Raises:
         InputError: what cannot be run here; nothing was run.
     """
-    from ..evaluation.places import places
-    from .reports import bundled
+    from ..caches import DecodeCache
+    from ..run import head_lines, usable_choices
+    from .places import backend_here, weights_here
 
-    how = handling or Handling()
-    options = replace(options, tp=1)
-    check_traffic(card, options, traffic, how)
+    how, tell = handling or Handling(), say or (lambda _what, _done, _of: None)
+    options.check(card)
+    check_bundle(bundle, names)
+    device = discover()
+    group = check_traffic(
+        card, options, traffic, how, join(options.tp, device, rank=options.rank, transport=options.transport)
+    )
     folder = Folder(out, names, "turns")
     files = {name: Turns(folder.kept(name) if folder.path else None) for name in names}
-    here = places(
-        card, checkpoint=options.checkpoint, bundle=bundle, gpu=options.gpu, rows=options.rows, seed=options.seed, say=say,
-        drafts=options.drafts,
-    )  # fmt: skip
+    wanted: tuple[Choice, ...] = ()
+    if "latency_specialized" in names:
+        wanted = _choices(card, options, traffic, bundle, device)
+        bundle = fitting_here(bundle, wanted, group)
+        wanted = _choices(card, options, traffic, bundle, device)
+    choices = usable_choices(wanted, options, device)
+    weights = weights_here(card, options, group.comm, group, tell)
     steps, ran = _steps(card, options), {}
     for name in names:
-        done = (lambda count, of, name=name: say(f"{name} turns", count, of)) if say else None
-        ran[name] = replay_backend(
-            here.backends[name](traffic.context), traffic, rows=options.rows, keep_bytes=int(how.keep_gb * 1e9), reuse=how.reuse,
-            real_pauses=how.real_pauses, kept=files[name].add, done=done, steps=steps,
+        backend, own = backend_here(card, options, name, weights, group, bundle, choices)
+        cache = DecodeCache(
+            card, tp=options.tp, max_requests=options.rows, max_context=traffic.context + options.drafts, dtype=weights.dtype,
+            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE,
         )  # fmt: skip
-    notes = [*here.notes]
-    if options.drafts:
-        notes.append(label(options))
+        dispatcher = backend.dispatcher(weights, cache, group.comm, own, tell)
+        ran[name] = replay_backend(
+            dispatcher, traffic, rows=options.rows, keep_bytes=int(how.keep_gb * 1e9), reuse=how.reuse,
+            real_pauses=how.real_pauses, kept=files[name].add, done=partial(tell, f"{name} turns"), steps=steps,
+        )  # fmt: skip
+        ran[name]["operators"] = backend.used.name
+        backend.check()
+    notes = [
+        *([AUTO_NOTE] if "auto" in names else []),
+        *head_lines(replace(options, backend="latency_specialized"), wanted, device, group),
+    ]
+    if device:
+        notes.append(EAGER_NOTE)
     if any(session.name.startswith("synthetic-") for session in traffic.sessions):
         notes.append("SYNTHETIC traffic: made-up sessions")
     alike = conditions(
-        card, options, gpu=here.conditions["device"], gpus=1, transport="none",
+        card, options, gpu=device.name if device else NO_GPU, gpus=1, transport="loopback" if group.alone else "none",
         workload=f"{traffic.digest} rows {options.rows} {how.words}",
     ).to_json()  # fmt: skip
     missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), EAGER)
     reports = {
         name: {
-            "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": name, "ranks": "one rank", "notes": notes, "measures": measures(one),
-            "absent": missing, "dspark": drafting(card, options), "bundle": bundled(bundle, here.choices) if name != "auto" else None,
+            "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measures(one),
+            "absent": missing, "dspark": drafting(card, options), "bundle": bundled(bundle, choices) if name != "auto" else None,
             "environment": environment, "preset": preset.to_json() if preset else None, "seen": one, "steps": one["steps"],
+            "weight_bytes": weights.bytes, "peak_memory_bytes": peak_memory(device),
         }
         for name, one in ran.items()
     }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels import ModelCard
 from ...kernels.device import discover
-from ..choices import Choice, Finder, StepForm, choose
+from ..choices import Finder, choose
 from ..plan import TUNED_FAMILIES
 from ..scope import group_scope, here
 
@@ -34,8 +34,6 @@ class Places:
     """Model, weights, GPU, bundle: what outputs depend on beside the problems."""
     notes: tuple[str, ...]
     """What must be known before a number is read."""
-    choices: tuple[Choice, ...] = ()
-    """What of the bundle is used on a GPU here."""
 
 
 def weights_digest(checkpoint: Path | None, seed: int) -> str:
@@ -51,8 +49,7 @@ def weights_digest(checkpoint: Path | None, seed: int) -> str:
 
 
 def places(
-    card: ModelCard, *, checkpoint: Path | None, bundle: Finder | None, gpu: str, rows: int, seed: int, say: Say | None = None,
-    drafts: int = 0,
+    card: ModelCard, *, checkpoint: Path | None, bundle: Finder | None, gpu: str, rows: int, seed: int, say: Say | None = None
 ) -> Places:  # fmt: skip
     """Load the weights, once for both.
 
@@ -64,7 +61,6 @@ def places(
         rows: requests in a step at most.
         seed: of random weights.
         say: is told how far it is.
-        drafts: a request and step; caches have room for those that are rejected.
 
     Raises:
         InputError: a checkpoint that cannot be read.
@@ -80,7 +76,6 @@ def places(
     auto: Any = AutoOperators(card, dtype=weights.dtype, device=where)
     notes = [] if checkpoint else [f"random weights (seed {seed}): scores say nothing of the model"]
     scope, known = None, None
-    choices: tuple[Choice, ...] = ()
     specialized: Callable[[int], Operators]
     if device is None:
         notes.append("no GPU: latency_specialized is the twins, auto is PyTorch on the CPU; no kernel is judged")
@@ -93,13 +88,12 @@ def places(
         choices = choose(
             card,
             tp=1,
-            rows=rows * (drafts + 1),
+            rows=rows,
             gpu=known,
             bundle=bundle,
             only=TUNED_FAMILIES,
             objective="measured",
             command=("eval",),
-            form=StepForm(drafts + 1),
         )
         tuned = TunedOperators(card, choices, dtype=weights.dtype, device=where)
         tuned.take(weights)
@@ -109,7 +103,7 @@ def places(
         )
 
     def make(backend: str, context: int) -> Dispatcher:
-        return _dispatcher(backend, context, weights, rows, auto, specialized, scope, torch.bfloat16, drafts)
+        return _dispatcher(backend, context, weights, rows, auto, specialized, scope, torch.bfloat16)
 
     conditions = {
         "model": card.name, "weights": weights_digest(checkpoint, seed), "tp": 1, "device": device.name if device else "cpu",
@@ -117,7 +111,7 @@ def places(
     }  # fmt: skip
     return Places(
         {name: partial(make, name) for name in ("auto", "latency_specialized")},
-        conditions, tuple(notes), choices,
+        conditions, tuple(notes),
     )  # fmt: skip
 
 
@@ -135,16 +129,13 @@ def _weights(card: ModelCard, checkpoint: Path | None, where: str, seed: int, sa
 
 
 def _dispatcher(
-    backend: str, context: int, weights: RankWeights, rows: int, auto: Any, specialized: Any, scope: Any, dtype: torch.dtype,
-    drafts: int,
+    backend: str, context: int, weights: RankWeights, rows: int, auto: Any, specialized: Any, scope: Any, dtype: torch.dtype
 ) -> Dispatcher:  # fmt: skip
     from ...kernels.collectives import SingleRank
     from ..caches import DecodeCache
     from ..dispatch import Dispatcher
 
-    cache = DecodeCache(
-        weights.card, max_requests=rows, max_context=context + drafts, dtype=dtype, device=weights.device, max_verify=drafts + 1
-    )  # fmt: skip
+    cache = DecodeCache(weights.card, max_requests=rows, max_context=context, dtype=dtype, device=weights.device)
     if scope is None and backend != "auto":  # the twins serve every step
         return Dispatcher(weights, cache, SingleRank(), auto=specialized(rows))
     return Dispatcher(

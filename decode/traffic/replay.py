@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ...kernels import InputError
+from ...kernels.collectives import StandIn
 from ..dispatch import Dispatcher
 from .clock import Clock
 from .kept import Kept
@@ -78,10 +79,10 @@ def seed_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
-def made_up(name: str, count: int, vocabulary: int) -> list[int]:
-    """Random ids of a name: the same for every backend and run."""
+def made_up(name: str, count: int, known: range) -> list[int]:
+    """Random ids of a name, among those ``known``: the same for every backend and run."""
     generator = torch.Generator().manual_seed(seed_of(name))
-    return torch.randint(0, vocabulary, (count,), generator=generator).tolist()  # type: ignore[no-any-return]
+    return torch.randint(known.start, known.stop, (count,), generator=generator).tolist()  # type: ignore[no-any-return]
 
 
 class Replay:
@@ -122,6 +123,10 @@ class Replay:
             raise InputError(f"rows is {rows}; a replay has 1 or more")
         self._dispatcher, self._traffic, self._rows, self._clock = dispatcher, traffic, rows, clock
         self.how = steps(dispatcher)
+        comm, weights = dispatcher.comm, dispatcher.weights
+        part = weights.embed.shape[0]
+        lone = isinstance(comm, StandIn)  # a rank alone embeds no other ids than those of its part
+        self._known = range(comm.rank * part, (comm.rank + 1) * part) if lone else range(weights.card.vocab_size)
         self.kept = Kept(keep_bytes if reuse else 0)
         self._done = done
         self._history: dict[str, list[int]] = {}
@@ -153,12 +158,12 @@ class Replay:
             self._begin(self._traffic.sessions[index], turn, due)
 
     def _begin(self, session: Session, turn: int, due: float) -> None:
-        cache, vocabulary = self._dispatcher.cache, self._dispatcher.weights.card.vocab_size
+        cache, known = self._dispatcher.cache, self._known
         begun, slot = self._clock.now(), cache.add()
         if turn == 0:
-            self._history[session.name] = made_up(_system(session), session.system_tokens, vocabulary)
+            self._history[session.name] = made_up(_system(session), session.system_tokens, known)
         history = self._history[session.name]
-        history += made_up(f"{session.name} {turn}", session.turns[turn].prompt, vocabulary)
+        history += made_up(f"{session.name} {turn}", session.turns[turn].prompt, known)
         saved = self.kept.get(_own(session) if turn else _system(session))
         if saved is not None:
             self.how.restore(slot, saved.to(cache.context.device))

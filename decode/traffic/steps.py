@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..dispatch import Dispatcher, StepWork
-from ..dspark.acceptance import Acceptance, likeliest
+from ..dspark.acceptance import Acceptance
 from ..dspark.decoder import SpeculativeDecoder
 from ..dspark.drafter import Drafter
+from ..greedy import next_tokens
 from ..saved import restore, save
 from .kept import Context
 
@@ -60,7 +61,7 @@ class PlainSteps:
 
     def join(self, slot: int, logits: Tensor, seed: int) -> int:
         """See :class:`Steps`."""
-        self._last[slot] = int(likeliest(logits)[0])
+        self._last[slot] = int(self._chosen(logits)[0])
         return self._last[slot]
 
     def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
@@ -68,10 +69,13 @@ class PlainSteps:
         slots = list(self._last)
         logits = self._dispatcher.run(StepWork(tokens={slot: [self._last[slot]] for slot in slots}))
         self._dispatcher.cache.accept(slots, [1] * len(slots))
-        chosen = likeliest(torch.cat([logits[slot] for slot in slots])).tolist()
+        chosen = self._chosen(torch.cat([logits[slot] for slot in slots])).tolist()
         self._last.update(zip(slots, chosen, strict=True))
         self.accepted += [1] * len(slots)
         return {slot: [token] for slot, token in self._last.items()}
+
+    def _chosen(self, logits: Tensor) -> Tensor:
+        return next_tokens(logits, self._dispatcher.weights, self._dispatcher.comm)
 
     def leave(self, slot: int) -> None:
         """See :class:`Steps`."""

@@ -111,9 +111,12 @@ def test_sessions_go_through_both_backends_with_drafts(tmp_path: Path, capsys: p
     assert run(["decode", "traffic", str(file), *SMALL]) == 0
     assert "SYNTHETIC traffic" in capsys.readouterr().out
     traffic = read_traffic(file)
-    assert bench("--preset", "agentx-1", "--workload", file, "--model", "small", "--drafts", 2, "--out", out) == 0
+    assert (
+        bench("--preset", "agentx-1", "--workload", file, "--model", "small", "--tp", 1, "--drafts", 2, "--out", out)
+        == 0
+    )
     text = capsys.readouterr().out
-    assert "SYNTHETIC traffic" in text and "no kernel is judged" in text and "times better" not in text
+    assert "SYNTHETIC traffic" in text and "say nothing about kernels" in text and "times better" not in text
     assert "P90 403.2 against 223.7" in text and "does not isolate the path" in text and "drafts 2 for 0" in text
     turns = sum(len(one.turns) for one in traffic.sessions)
     for name, report in reports(out).items():
@@ -123,6 +126,15 @@ def test_sessions_go_through_both_backends_with_drafts(tmp_path: Path, capsys: p
         assert report["measures"]["request latency, P90"]["value"] > 0
         assert sum(one["output"] for one in kept) == sum(turn.output for one in traffic.sessions for turn in one.turns)
     assert run(["decode", "compare", str(out / "auto.json"), str(out / "latency_specialized.json")]) == 1
+
+
+def test_a_rank_alone_replays_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"session": "a", "turns": [{"prompt": 3, "output": 3}, {"prompt": 1, "output": 2}]}\n')
+    assert bench("--workload", file, "--rank", 1, "--of", 4, "--json") == 0
+    for report in json.loads(capsys.readouterr().out)["reports"].values():
+        assert report["conditions"]["transport"] == "loopback" and report["conditions"]["tp"] == 4
+        assert any("no link cost" in line for line in report["notes"]) and report["seen"]["reused_tokens"] == 5
 
 
 @pytest.mark.parametrize("traffic", [False, True])
@@ -180,7 +192,10 @@ def test_wrong_calls_are_one_line(words: list[str], said: str, capsys: pytest.Ca
     [
         (["--keep-gb", "-1"], "keep-gb is -1"),
         (["--tokens", "3"], "--tokens speaks of batches"),
-        (["--tp", "2"], "--tp speaks of batches"),
+        (["--tp", "2"], "sessions are replayed by one rank"),
+        (["--preset", "agentx-1", "--model", "small"], "sessions are replayed by one rank"),
+        (["--rank", "1", "--of", "2", "--drafts", "2"], "drafts need the whole group"),
+        (["--backend", "auto", "--bundle", "no/bundle"], "no/bundle"),
         (["--preset", "plain-1"], "runs batches"),
         (["--rows", "9", "--drafts", "7"], "72 rows"),
         (["--drafts", "2", "--acceptance-length", "0.9"], "it lies in 1..3"),
