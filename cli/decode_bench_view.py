@@ -24,7 +24,7 @@ def render_presets(console: Console, data: Data) -> None:
         lengths = f"input {one['prompt']}, output {one['tokens']}" if one["tokens"] > 1 else "sessions of a file"
         _say(console, f"{one['name']}: TP{one['tp']}, batch {one['rows']}, {lengths}, {drafts}{accepted}")
         for line in one["published"]:
-            _say(console, f"  {line}")
+            _say(console, f"  {line['line']}")
 
 
 def render_bench(console: Console, data: Data) -> None:
@@ -89,17 +89,16 @@ def _published(console: Console, data: Data, report: Data) -> None:
         console,
         f"preset {preset['name']}; figures of other hardware stand here for the record and are compared with nothing:",
     )
-    for line in preset["published"]:
-        _say(console, f"  {line}")
     hardware = f"{own['gpus']} x {own['gpu']}, TP{own['tp']}, transport {own['transport']}"
-    for name, one in data["reports"].items():
-        measure = next(m for m in ("decode throughput without prefill", "user rate, P90") if "turns" not in one["seen"] or m == "user rate, P90")  # fmt: skip
-        got = one["measures"].get(measure)
-        value = f"{got['value']:.4g} {got['unit']}" if got else "no figure"
-        _say(
-            console,
-            f"  here ({name}): {measure} {value}; {hardware}; {own['model']}, weights {own['weights']}; acceptance {own['acceptance']};"
-            f" workload {own['workload']}",
-        )
+    for one in preset["published"]:
+        _say(console, f"  {one['line']}")
+        for name, ours in data["reports"].items():
+            got = ours["measures"].get(one["beside"])
+            value = f"{got['value']:.4g} {got['unit']}" if got else "not measured here"
+            _say(console, f"    here ({name}): {one['beside']} {value}; {hardware}")
+    _say(
+        console,
+        f"  here: {own['model']}, weights {own['weights']}; acceptance {own['acceptance']}; workload {own['workload']}",
+    )
     if data["changed"]:
         _say(console, f"  changed from the preset: {', '.join(data['changed'])}")

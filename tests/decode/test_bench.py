@@ -201,14 +201,19 @@ def test_layers_are_those_of_the_bars(tiny: ModelCard, monkeypatch: pytest.Monke
 def test_figures_stand_beside_their_conditions_and_only_where_they_were_published() -> None:
     told = {name: [one.line for one in preset.published] for name, preset in PRESETS.items()}
     assert all(
-        len(told[name]) == count for name, count in {"headline": 2, "plain-1": 1, "plain-64": 1, "agentx-1": 1}.items()
+        len(told[name]) == count for name, count in {"headline": 3, "plain-1": 1, "plain-64": 1, "agentx-1": 1}.items()
     )
     assert not any(told[name] for name in ("plain-8", "drafts-3", "headline-tp8", "plain-1-tp8"))
     assert "842 against 488" in told["headline"][0] and "838 against 489" in told["headline"][1]
-    assert all("SYNTHETIC acceptance length 6" in line and "without prefill" in line for line in told["headline"])
+    assert all("SYNTHETIC acceptance length 6" in line and "without prefill" in line for line in told["headline"][:2])
+    assert "69 us" in told["headline"][2] and "rows not stated; not application latency" in told["headline"][2]
     assert "256.4" in told["plain-1"][0] and "3606.1" in told["plain-64"][0] and "not per user" in told["plain-64"][0]
     assert "16 GPUs against 8" in told["agentx-1"][0] and "does not isolate" in told["agentx-1"][0]
-    assert all("16 GB300" in line or "16 GPUs" in line for lines in told.values() for line in lines)
+    assert all(
+        "16 GB300" in line or "16 GPUs" in line or "GPUs of the trace not stated" in line
+        for lines in told.values()
+        for line in lines
+    )
     assert all(preset.drafts or preset.acceptance_length is None for preset in PRESETS.values())
     with pytest.raises(InputError, match="unknown preset 'best'; presets: headline"):
         preset_of("best")
