@@ -1,0 +1,62 @@
+"""Every engine of a family launched once on a few problems, for compute-sanitizer: no test, a script.
+
+``compute-sanitizer --tool memcheck --report-api-errors no python tests/kernels/sanitize.py FAMILY [ROWS,...] [KIND,...]``
+(or ``--tool racecheck``, which sees shared memory only). Prints a line a launch; exit 1 if one could not run.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from k3lab.kernels import K3, InputError, family
+from k3lab.kernels.device import require
+from k3lab.kernels.health import NAME, check_health, set_limit
+from k3lab.kernels.launch import LaunchError, Runner
+from k3lab.tuning.compiling import compile_config
+
+ROWS = (1, 5, 8, 33, 64)
+PATIENT_S = 60.0
+"""For waits inside a kernel: under the sanitizer everything takes a hundred times as long."""
+
+
+def main(name: str, rows_of: list[int], kinds: list[str]) -> int:
+    """Launch; what failed, counted."""
+    device = require("the sanitizer")
+    card, found, failed = device.need_card(), family(name), 0
+    for kind in kinds or list(found.kinds[:1]) or [None]:
+        for rows in rows_of:
+            try:
+                problem = found.problem(K3, tp=16, rows=rows, kind=kind)
+            except InputError as error:
+                print(f"{name} {kind} {rows} rows: none ({error})")
+                continue
+            inputs = found.inputs(problem, 1, "cuda")
+            for engine in found.engines:
+                label = f"{problem.label} {engine.name}"
+                if why := engine.refuses(problem, device.arch):
+                    print(f"{label}: refused ({why})")
+                    continue
+                try:
+                    config = dict(engine.space(problem, card).default)
+                    runner = Runner(compile_config(engine, problem, config, device.arch))
+                    if NAME in runner.buffers:
+                        set_limit(runner.buffers, PATIENT_S)
+                    outputs = {
+                        output: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+                        for output, (shape, dtype) in found.output_specs(problem).items()
+                    }
+                    runner.bind({**{key: value.clone() for key, value in inputs.items()}, **outputs})()
+                    torch.cuda.synchronize()
+                    check_health(runner.buffers)
+                    print(f"{label}: ran", flush=True)
+                except (InputError, LaunchError, RuntimeError) as error:
+                    failed += 1
+                    print(f"{label}: FAILED {error}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    words = [*sys.argv[1:], "", "", ""]
+    chosen = [int(word) for word in words[1].split(",") if word] or list(ROWS)
+    sys.exit(bool(main(words[0], chosen, [word for word in words[2].split(",") if word])))
