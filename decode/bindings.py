@@ -42,7 +42,8 @@ def places(found: Family, card: ModelCard) -> tuple[str | None, ...]:
 
 
 def step_kind(
-    found: Family, card: ModelCard, *, tp: int, rows: int, q_len: int = 1, cache_dtype: str = "bfloat16", context: int = 0
+    found: Family, card: ModelCard, *, tp: int, rows: int, q_len: int = 1, cache_dtype: str = "bfloat16", context: int = 0,
+    dcp: int = 1,
 ) -> str | None:  # fmt: skip
     """The kind of a family that has one in a step: by tokens a request, cache format and context, where it tells them apart.
 
@@ -54,6 +55,7 @@ def step_kind(
         q_len: tokens a request.
         cache_dtype: torch name of the MLA cache's dtype.
         context: most tokens of a request; 0: whatever the family's first kind has.
+        dcp: ranks that share each context.
 
     Returns:
         None: its default kind, or none fits (and its default's own limits say why).
@@ -69,6 +71,7 @@ def step_kind(
             return None
         length = tells[2] or 0
         fits = tells[0] in (None, q_len) and tells[1] in (None, cache_dtype) and (tells[2] is None or length >= context)
+        fits = fits and getattr(problem, "dcp", dcp) == dcp
         if fits and (best is None or length < best[0]):
             best = (length, kind)
     return best[1] if best else None

@@ -138,6 +138,8 @@ class StepForm:
     """Of the MLA rows, by its torch name."""
     context: int = 0
     """Most tokens of a request; 0: not asked."""
+    dcp: int = 1
+    """Ranks that share each context: one, or all."""
 
 
 PLAIN = StepForm()

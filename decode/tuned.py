@@ -49,6 +49,7 @@ class TunedOperators(AutoOperators):
         transport: Transport | None = None,
         pool: KernelPool | None = None,
         peers: LonePeers | None = None,
+        context_group: Collectives | None = None,
     ) -> None:
         """Load the kernels.
 
@@ -62,6 +63,10 @@ class TunedOperators(AutoOperators):
                 send counts as zero.
             pool: kernels that are loaded already; gains those that are not.
             peers: what the others of a rank alone would have said to its routers.
+            context_group: ranks that share each context (DCP), those of the transport; the cache is made for as many.
+
+        Raises:
+            InputError: no MLA kernels for contexts over so many ranks, which ``auto`` does not know.
         """
         super().__init__(card, dtype=dtype, device=device, k_scale=k_scale, peers=peers)
         self._alone, pool = transport is None, {} if pool is None else pool
@@ -73,6 +78,8 @@ class TunedOperators(AutoOperators):
                 sent = transport or Loopback.alone(choice.compiled.problem.tp)
                 pool[choice.place] = FamilyKernels(choice, dtype=dtype, device=device, transport=sent, make=Runner)
             self._kernels[choice.family, choice.kind] = pool[choice.place]
+        self.context_group = context_group
+        self._check_contexts()
         used = self._kernels.values()
         sizes = (card.num_attn_res_blocks, card.hidden_size)
         self._saved = {
@@ -83,6 +90,13 @@ class TunedOperators(AutoOperators):
         self._factor = torch.full((1,), k_scale, dtype=torch.float32, device=device)
         self._words: dict[int, Tensor] = {}
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _check_contexts(self) -> None:
+        own, size = self._kernels.get(("mla", None)), self.context_group.size if self.context_group else 1
+        if own is None and size > 1:
+            raise InputError(f"contexts over {size} ranks need tuned kernels of mla; auto's operators hold whole ones")
+        if own is not None and own.dcp != size:
+            raise InputError(f"the kernels of mla are for contexts over {own.dcp} ranks, the context group has {size}")
 
     @property
     def holds_experts(self) -> bool:
@@ -137,7 +151,7 @@ class TunedOperators(AutoOperators):
         Raises:
             InputError: pages of another size than the kernels were compiled for.
         """
-        own = self._own("mla", None)
+        own = self._own("mla", None, self.context_group)
         if own is None:
             return super().mla(proj, attention, cache, block_table, context, q_len)
         if cache.shape[1] != own.block_size:
