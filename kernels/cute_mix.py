@@ -118,9 +118,11 @@ def mix_of_saved(
 @cute.jit
 def tell_prefix(
     p: list, mix: list, folded: list, row_at: list, unit: Int32, lane: Int32, epoch: Uint32, block: Int32,
-    CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, live: Int32 | None = None,
 ):  # fmt: skip
-    """The running residual's square, its product with the query and with the mix, to all units of the row."""
+    """The running residual's square, its product with the query and with the mix, to all units of the row; to nobody with
+    ``live`` zero.
+    """
     square, dot, cross = Float32(0.0), Float32(0.0), Float32(0.0)
     for v, f, m in zip(p, folded, mix, strict=True):
         square += v * v
@@ -128,7 +130,10 @@ def tell_prefix(
         cross += v * m
     three = sum_lanes([square, dot, cross])
     pause(JITTER, epoch, block * 64 + 34 + unit)
-    if lane == 0:
+    speaks = lane == 0
+    if cutlass.const_expr(live is not None):
+        speaks = (lane == 0) & (live != Int32(0))
+    if speaks:
         tell(row_at, Int32(SUM_PACKET), unit, [as_word(one) for one in three], epoch, 1, CLUSTER)
 
 
@@ -137,7 +142,7 @@ def mixed(
     p: list, mix: list, total: Float32, largest: Float32, norm: list, row_at: list, lane: Int32, epoch: Uint32, health: Int64,
     block: Int32,
     HIDDEN: cutlass.Constexpr, SAVED: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    CLUSTER: cutlass.Constexpr,
+    CLUSTER: cutlass.Constexpr, live: Int32 | None = None,
 ):  # fmt: skip
     """The normed mix of all sources at a lane's columns, not rounded, once all units have told their sums.
 
@@ -146,7 +151,7 @@ def mixed(
     """
     first = MIX_PACKET if cutlass.const_expr(SAVED > 0) else SUM_PACKET
     count = SUM_PACKET + 1 - first
-    got = hear(row_at, first, count, lane, epoch, health, block, BACKOFF, CLUSTER)
+    got = hear(row_at, first, count, lane, epoch, health, block, BACKOFF, CLUSTER, live)
     sums = [as_float(word) for word in got[4 * (count - 1) : 4 * count - 1]]
     sums = sum_lanes([*sums, as_float(got[0])] if cutlass.const_expr(SAVED > 0) else [*sums, Float32(0.0)])
     square, dot, cross, of_mix = sums

@@ -60,19 +60,22 @@ def any_of(missing: list):
 def poll(
     at: list, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr,
     FORM: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32,
-    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True,
+    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True, live: Int32 | None = None,
 ):  # fmt: skip
     """(words of ``COUNT`` packets, ``STRIDE`` bytes apart, once all of them carry the epoch, or after the limit;
     what is missing then: zero if nothing).
 
     ``at``: addresses of the first, see the forms. It is rank ``slot``'s, where ranks are waited for, and the next one the
     next rank's; or all of them are rank ``slot``'s. A round loads all of them at once. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
-    limit, or once anyone has given up, it ends with what it has and says whom it missed.
+    limit, or once anyone has given up, it ends with what it has and says whom it missed. With ``live`` zero nothing is waited
+    for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`).
     """
     words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
     missing = any_of(each)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
+    if cutlass.const_expr(live is not None):
+        waits = (missing != Uint32(0)) & (live != Int32(0))
     while waits:
         if cutlass.const_expr(BACKOFF > 0):
             arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])

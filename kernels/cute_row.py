@@ -88,7 +88,7 @@ def tell(
 @cute.jit
 def hear(
     row_at: list, FIRST: cutlass.Constexpr, COUNT: cutlass.Constexpr, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
-    BACKOFF: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
+    BACKOFF: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, live: Int32 | None = None,
 ):  # fmt: skip
     """Words of ``COUNT`` kinds of packets of warp ``lane`` of the row, four each.
 
@@ -106,5 +106,5 @@ def hear(
             words += read(LOAD_OWN, Int64(at), 4, [])
     else:
         at = row_at[0] + (FIRST * STEP + lane * 16)
-        words, _ = poll([at], COUNT, STEP, "gpu", "scalars", epoch, health, ROW, 0, block, BACKOFF)
+        words, _ = poll([at], COUNT, STEP, "gpu", "scalars", epoch, health, ROW, 0, block, BACKOFF, True, live)
     return words

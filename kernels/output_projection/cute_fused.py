@@ -22,6 +22,7 @@ def k3_output_projection_cute_fused_step(
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
     FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
     """Block b: the first ``WARPS`` warps make and publish columns 56 b onwards; warp m of the ``MIXERS`` others
     takes unit ``b MIXERS + m`` (row, 224 columns) to the end.
@@ -51,7 +52,7 @@ def k3_output_projection_cute_fused_step(
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
             tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER,
+            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER, REHEARSE,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         pause(JITTER, epoch, block * 64 + 36)
@@ -72,10 +73,12 @@ def launch(
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
-    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_fused_step(
         x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
         rows, saved, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
+        REHEARSE,
     ).launch(grid=[HIDDEN // 56, 1, 1], block=[32 * (WARPS + MIXERS), 1, 1], stream=stream)  # fmt: skip

@@ -10,7 +10,7 @@ from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER, RELEASE
 from ..residency import register_limit
-from ..space import Config, Constraint, Space
+from ..space import Config, Constraint, Param, Space
 from .common import (
     BACKOFF,
     COLUMNS,
@@ -41,6 +41,7 @@ HERE = Path(__file__).parent
 INVARIANT = {"run_bytes": 64, "warps_k": 6}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 MOST_ROWS = 16
+REHEARSE = Param("rehearse", (0, 1), "the finish run once for nothing while the weights come, which fetches its code")
 
 
 def mixers(rows: int) -> int:
@@ -89,6 +90,7 @@ class CuteFusedEngine(Engine):
                 *GEMM_PARAMS,
                 PACKET,
                 BACKOFF,
+                REHEARSE,
                 RELEASE,
                 K_ORDER,
             ),
@@ -111,8 +113,8 @@ class CuteFusedEngine(Engine):
         """Six warps, so that with two mixers a block has eight: as many registers as a thread can have."""
         problem = projection(problem)
         return {
-            "run_bytes": 64, "warps_k": 6, "depth": min(4 if problem.rows <= 8 else 3, problem.width // 192), "packet": "bf16x7e16", "backoff": 0, "release": "loads",
-            "k_order": "free",
+            "run_bytes": 64, "warps_k": 6, "depth": min(4 if problem.rows <= 8 else 3, problem.width // 192), "packet": "bf16x7e16", "backoff": 0, "rehearse": 0,
+            "release": "loads", "k_order": "free",
         }  # fmt: skip
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
@@ -133,6 +135,7 @@ class CuteFusedEngine(Engine):
                 *(fakes[name] for name in args), Int32(1), Int32(1), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
                 problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
                 warps, finishing, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+                bool(config["rehearse"]),
             ),
             arch,
             grid=(blocks, 1, 1),

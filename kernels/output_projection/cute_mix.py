@@ -59,6 +59,7 @@ def saved_words(
 def ranks_sum(
     mailbox: Int64, packet: Int32, COUNT: cutlass.Constexpr, SLOT_PACKETS: cutlass.Constexpr, FORM: cutlass.Constexpr,
     AT_ONCE: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
+    live: Int32 | None = None,
 ):  # fmt: skip
     """(FP32 sum of a lane's packets of ``COUNT`` ranks, in rank order; what was missing after the limit).
 
@@ -70,7 +71,7 @@ def ranks_sum(
     for first in cutlass.range_constexpr(0, COUNT, AT_ONCE):
         at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
         count = min(AT_ONCE, COUNT - first)
-        words, more = poll(at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF)
+        words, more = poll(at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF, True, live)
         missing |= more
         for i in cutlass.range_constexpr(count):
             four = words[4 * i : 4 * i + 4]
@@ -111,17 +112,27 @@ def own_columns(
 
 
 @cute.jit
+def store_live(base: Int64, row: Int32, HIDDEN: cutlass.Constexpr, packet: Int32, words: list, live: Int32 | None):
+    """A lane's columns of a row, unless this is a rehearsal."""
+    if cutlass.const_expr(live is None):
+        store_row_words(base, row, HIDDEN, packet, words)
+    else:
+        if live != Int32(0):
+            store_row_words(base, row, HIDDEN, packet, words)
+
+
+@cute.jit
 def finish(
     mailbox: Int64, old: list, mix: list, total: Float32, largest: Float32, folded: list, norm: list, row_at: list,
     unit: Int32, lane: Int32, row: Int32, epoch: Uint32, health: Int64, block: Int32, prefix_out: Int64, mlp_input: Int64,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, live: Int32 | None = None,
 ):  # fmt: skip
     """From all ranks' packets to the two outputs; with ``SHARD`` packets a rank owns, from the owners' sums.
 
     Sum over ranks in rank order in FP32, rounded; plus the old prefix, rounded; the mix and the norm in FP32, rounded
-    once.
+    once. With ``live`` zero nobody is waited for and nothing told or stored: a rehearsal, which brings the code.
     """
     packet = unit * 32 + lane
     parity = Int32(epoch & Uint32(1))
@@ -129,7 +140,7 @@ def finish(
     if cutlass.const_expr(SHARD > 0):
         owner = packet // SHARD
         place = ((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD
-        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, 1, epoch, health, TOTAL, owner, block, BACKOFF)
+        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, 1, epoch, health, TOTAL, owner, block, BACKOFF, live)
     else:
         place = (parity * ROWS + row) * (HIDDEN // 7) + packet
         values, _ = ranks_sum(
@@ -145,17 +156,18 @@ def finish(
             Int32(0),
             block,
             BACKOFF,
+            live,
         )
     new = packed(values)
     if cutlass.const_expr(not RESTART):
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
     p = seven(new)
-    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, CLUSTER, JITTER)
-    store_row_words(prefix_out, row, HIDDEN, packet, new)
+    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, CLUSTER, JITTER, live)
+    store_live(prefix_out, row, HIDDEN, packet, new, live)
     out = mixed(
-        p, mix, total, largest, norm, row_at, lane, epoch, health, block, HIDDEN, SAVED, EPS, BACKOFF, CLUSTER
+        p, mix, total, largest, norm, row_at, lane, epoch, health, block, HIDDEN, SAVED, EPS, BACKOFF, CLUSTER, live
     )  # fmt: skip
-    store_row_words(mlp_input, row, HIDDEN, packet, packed(out))
+    store_live(mlp_input, row, HIDDEN, packet, packed(out), live)
 
 
 @cute.jit
@@ -163,13 +175,14 @@ def take_unit(
     tensors: list, shared: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
     ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``shared`` is of the
     row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
-    are polled, none if zero.
+    are polled, none if zero. ``REHEARSE``: what comes after it is run once before it for nothing: a warp that has nothing else
+    to do has its instructions fetched when it needs them.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
     folded, norm = weights
@@ -184,12 +197,21 @@ def take_unit(
         mix, total, largest = mix_of_saved(
             sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER
         )
-        if cutlass.const_expr(WAIT_FOR > 0):
-            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
-        finish(
-            mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out, mlp_input,
-            ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER,
-        )  # fmt: skip
+        if cutlass.const_expr(REHEARSE):
+            for live in cutlass.range(2, unroll=1):
+                if live != Int32(0):
+                    arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
+                finish(
+                    mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
+                    mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER, live,
+                )  # fmt: skip
+        else:
+            if cutlass.const_expr(WAIT_FOR > 0):
+                arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
+            finish(
+                mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
+                mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER,
+            )  # fmt: skip
     else:
         if cutlass.const_expr(WAIT_FOR > 0):
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)

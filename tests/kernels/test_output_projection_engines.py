@@ -124,7 +124,7 @@ def packets_of(chosen, sends, polls):
     (8, 8, "kda", {"depth": 5}),
     (16, 8, "mla", {"run_bytes": 128, "depth": 2, "backoff": 20}),
     (4, 16, "kda", {"release": "end", "depth": 2}),
-    (16, 8, "kda", {"packet": "b32e32"}),
+    (16, 8, "kda", {"packet": "b32e32", "rehearse": 1}),
 ])  # fmt: skip
 def test_machine_code(arch, tp, rows, kind, change):
     """No spills; weights in flight before either wait and nothing else; packets are single accesses; waits look."""

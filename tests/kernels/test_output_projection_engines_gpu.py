@@ -76,7 +76,7 @@ def test_fused_and_split_give_the_same_bits(device):
 
 @pytest.mark.parametrize("change", [
     {"run_bytes": 128, "depth": 2}, {"warps_k": 8, "depth": 3}, {"warps_k": 4, "depth": 5}, {"backoff": 100, "release": "end"},
-    {"release": "entry", "depth": 1},
+    {"release": "entry", "depth": 1}, {"rehearse": 1}, {"rehearse": 1, "packet": "b32e32", "release": "end"},
 ])  # fmt: skip
 def test_other_configs_equal_the_twin(device, change):
     one = problem(8, 16)

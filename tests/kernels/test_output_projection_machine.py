@@ -144,8 +144,11 @@ def test_both_launches_have_the_twins_bits(monkeypatch: pytest.MonkeyPatch, chan
         assert (case.memory.get("epochs") == turn + 1).all() and not case.memory.get("health").any()
 
 
-def test_one_launch_of_128_blocks_that_wait_for_each_other_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch, FUSED, rows=1, packet="b32e32")
+@pytest.mark.parametrize("rehearse", [pytest.param(0, marks=pytest.mark.slow), 1])  # without: as split's consumer
+def test_one_launch_of_128_blocks_that_wait_for_each_other_has_the_twins_bits(
+    monkeypatch: pytest.MonkeyPatch, rehearse: int
+) -> None:
+    case = Case(monkeypatch, FUSED, rows=1, packet="b32e32", rehearse=rehearse)
     case.run(0, case.compiled.launches[0].blocks)
     case.judge()
     assert (case.memory.get("epochs") == 1).all() and not case.memory.get("health").any()
