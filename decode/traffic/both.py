@@ -25,7 +25,11 @@ MEASURES = {
     "request latency, median": ("request_latency_s", "p50", "s"),
     "request latency, P90": ("request_latency_s", "p90", "s"),
     "prefill rate": ("prefill_tokens_a_s", None, "tok/s"),
+    "prefill rate of a turn, median": ("prefill_tokens_a_s_by_turn", "p50", "tok/s"),
+    "prefill rate of a turn, P90": ("prefill_tokens_a_s_by_turn", "p90", "tok/s"),
     "group decode rate": ("group_decode_tokens_a_s", None, "tok/s"),
+    "group decode rate of a step, median": ("group_decode_tokens_a_s_by_step", "p50", "tok/s"),
+    "group decode rate of a step, P90": ("group_decode_tokens_a_s_by_step", "p90", "tok/s"),
 }
 """Measure to where it lies in :func:`~k3lab.decode.traffic.seen.seen`, and its unit."""
 

@@ -92,6 +92,7 @@ class Replay:
         decode_s: seconds in decode steps.
         decode_tokens: tokens that they put out.
         steps: how many there were.
+        rates: tokens a second of each.
         how: turns decode.
     """
 
@@ -134,6 +135,7 @@ class Replay:
         self._waiting: list[tuple[float, int, int]] = []
         """Heap of (due, session, turn)."""
         self.decode_s, self.decode_tokens, self.steps = 0.0, 0, 0
+        self.rates: list[float] = []
 
     def run(self) -> Iterator[Served]:
         """Serve all turns, in the order they end."""
@@ -186,9 +188,12 @@ class Replay:
         )
         for slot, tokens in out.items():
             self._live[slot].tokens += tokens
-        self.decode_s += self._clock.now() - begun
-        self.decode_tokens += sum(map(len, out.values()))
+        took, tokens = self._clock.now() - begun, sum(map(len, out.values()))
+        self.decode_s += took
+        self.decode_tokens += tokens
         self.steps += 1
+        if took > 0:
+            self.rates.append(tokens / took)
 
     def _ended(self) -> list[int]:
         return [slot for slot, one in self._live.items() if len(one.tokens) >= one.session.turns[one.turn].output]

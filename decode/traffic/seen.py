@@ -25,7 +25,8 @@ def seen(turns: Sequence[Served], replay: Replay) -> dict[str, Any]:
     """The measures of a replay.
 
     A user's rate is of one turn's tokens after the first; a turn of one token has none. The prefill rate counts tokens
-    that were computed and the time in which they were. The group's decode rate is of decode steps alone.
+    that were computed and the time in which they were. The group's decode rate is of decode steps alone. Both are told over
+    all, and as percentiles of turns and of steps.
     """
     rates = [(one.output - 1) / (one.ended - one.first) for one in turns if one.output > 1 and one.ended > one.first]
     prefill_s = sum(one.prefill_s for one in turns)
@@ -40,6 +41,8 @@ def seen(turns: Sequence[Served], replay: Replay) -> dict[str, Any]:
         "request_latency_s": spread([one.ended - one.due for one in turns]),
         "prefill_tokens_a_s": prefilled / prefill_s if prefill_s else None,
         "group_decode_tokens_a_s": replay.decode_tokens / replay.decode_s if replay.decode_s else None,
+        "prefill_tokens_a_s_by_turn": spread([one.prefilled / one.prefill_s for one in turns if one.prefill_s > 0]),
+        "group_decode_tokens_a_s_by_step": spread(replay.rates),
         "decode_steps": replay.steps,
         "mean_tokens_a_step": sum(replay.how.accepted) / len(replay.how.accepted) if replay.how.accepted else None,
         "prefilled_tokens": prefilled,

@@ -89,6 +89,7 @@ def test_times_of_a_session_alone(weights: RankWeights) -> None:
     data = seen(served, replay)
     assert data["user_tokens_a_s"]["p50"] == 2 / 20 and data["group_decode_tokens_a_s"] == 2 / 20
     assert data["prefill_tokens_a_s"] == 1 and data["request_latency_s"]["p90"] == percentile([25, 3], 0.9)
+    assert data["prefill_tokens_a_s_by_turn"]["p90"] == 1 and data["group_decode_tokens_a_s_by_step"]["p50"] == 0.1
     assert data["reused_share"] == 7 / 15 and data["longest_context"] == 11
 
 
