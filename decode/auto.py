@@ -21,6 +21,7 @@ from ..kernels.mla.twin import MlaWeights
 from ..kernels.mxfp4 import E2M1, decode_scale
 from .expert_memory import routed_of, shared_of
 from .kda_slots import KdaSlots
+from .likeliest import likeliest_of
 from .lone import LonePeers
 from .tensors import EXPERT_ROWS
 from .weights import DenseMlp, KdaAttention, Mix, MlaAttention, MoeMlp
@@ -291,6 +292,10 @@ class AutoOperators:
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """GEMM, all-gather."""
         return comm.all_gather(F.linear(h, w), dim=-1)
+
+    def next_token(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """Of all logits, gathered."""
+        return likeliest_of(self.lm_head(h, w, comm), w.shape[0], comm)
 
     def check(self) -> None:
         """No kernel here waits."""

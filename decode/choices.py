@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ..kernels import Compiled, Evidence, InputError, ModelCard, Problem, family
 from ..kernels.gpu_cards import gpu_card
@@ -54,6 +54,8 @@ STEP_FAMILIES = (
     "attention_projection", "output_projection", "router", "experts", "kda", "mla", "moe_tail", "attn_res", "lm_head",
 )  # fmt: skip
 """Families that the step launches; the registry may hold more, which no launch uses until this package has one."""
+ARGMAX = "argmax"
+"""Kind of the head where a step hands out tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class StepForm:
     """Most tokens of a request; 0: not asked."""
     dcp: int = 1
     """Ranks that share each context: one, or all."""
+    head: Literal["logits", "tokens"] = "logits"
+    """What it hands out: logits, or of each row the likeliest token alone, for which ranks exchange a pair a row."""
 
 
 PLAIN = StepForm()
@@ -157,7 +161,8 @@ def _choose(
         return Fallback(
             name, kind, "no engine yet: the family has only its twin", f"write an engine in kernels/{name}/"
         )
-    asked = kind or step_kind(found, cures.card, tp=tp, rows=rows, **vars(form))
+    told: dict[str, Any] = {name: value for name, value in vars(form).items() if name != "head"}
+    asked = kind or step_kind(found, cures.card, tp=tp, rows=rows, **told)
     problem, gpu = found.problem(cures.card, tp=tp, rows=rows, kind=asked), cures.gpu
 
     def fallback(reason: str, accept: tuple[str, ...] = ()) -> Fallback:
@@ -231,12 +236,19 @@ def choose(
         tuple(word for word in accept if word),
     )
     able = set(STEP_FAMILIES if only is None else only)
-    return tuple(
-        _choose(cures, tp, rows, bundle, name, kind, form)
-        if name in able or not family(name).engines
-        else _not_launched(name)
-        for name, kind in model_families(card, able)
-    )
+    made: list[Choice] = []
+    for name, kind in model_families(card, able):
+        if name not in able and family(name).engines:
+            made.append(_not_launched(name))
+            continue
+        tokens = name == "lm_head" and form.head == "tokens"
+        own = _choose(cures, tp, rows, bundle, name, ARGMAX if tokens else kind, form)
+        made.append(own)
+        if tokens and not isinstance(own, Tuned):
+            # logits serve too: their kernel, a gather and PyTorch's argmax
+            logits = _choose(cures, tp, rows, bundle, name, kind, form)
+            made += [logits] if isinstance(logits, Tuned) else []
+    return tuple(made)
 
 
 def _not_launched(name: str) -> Fallback:

@@ -17,6 +17,7 @@ from ..kernels.collectives import Collectives
 from .caches import DecodeCache
 from .choices import check_backend
 from .graphs import StepGraphs
+from .likeliest import likeliest_of
 from .operators import Operators
 from .prefill import CHUNK, prefill
 from .prefill_operators import PrefillOperators
@@ -98,15 +99,19 @@ class Dispatcher:
             return self._specialized(shape.rows)
         return self._auto
 
-    def run(self, work: StepWork, tap: Callable[[int], Tap] | None = None) -> dict[int, Tensor]:
+    def run(
+        self, work: StepWork, tap: Callable[[int], Tap] | None = None, *, tokens: bool = False
+    ) -> dict[int, Tensor]:
         """Run a step; accept what was decoded before the next one (prompts count already).
 
         Args:
             work: what runs.
             tap: slot to what sees that request's residual after every layer, its own rows alone.
+            tokens: whether the likeliest tokens are all that is asked for: what the head's kernels may exchange alone.
 
         Returns:
-            Slot to logits, [tokens, V] of what was decoded and [1, V] after a prompt.
+            Slot to logits, [tokens, V] of what was decoded and [1, V] after a prompt; with ``tokens`` the likeliest ones
+            of the same rows, int64.
 
         Raises:
             InputError: a slot twice, no tokens, more than 8 tokens a request, or a full cache. What had run by then has.
@@ -124,18 +129,22 @@ class Dispatcher:
             assert self._specialized
             captured = self._graphs(work.width) if self._graphs else None
             if captured is not None:
-                return self._replay(captured, work, tap)
-            return self._decode(list(work.tokens), work, self._specialized(shape.rows), tap)
-        logits = {}
+                replayed = self._replay(captured, work, tap)
+                return {slot: self._likeliest(out) if tokens else out for slot, out in replayed.items()}
+            return self._decode(list(work.tokens), work, self._specialized(shape.rows), tap, tokens)
+        made = {}
         for slot, ids in work.prompts.items():
             out = prefill(
                 self.weights, self.cache, slot, torch.tensor(list(ids), dtype=torch.int64), self._prefill, self.comm,
                 chunk=self._chunk, tap=tap(slot) if tap else None, mark=self._mark,
             )  # fmt: skip
-            logits[slot] = out[None]
+            made[slot] = self._likeliest(out[None]) if tokens else out[None]
         for slots in alike(work.tokens):
-            logits |= self._decode(slots, work, self._auto, tap)
-        return {slot: logits[slot] for slot in (*work.prompts, *work.tokens)}
+            made |= self._decode(slots, work, self._auto, tap, tokens)
+        return {slot: made[slot] for slot in (*work.prompts, *work.tokens)}
+
+    def _likeliest(self, logits: Tensor) -> Tensor:
+        return likeliest_of(logits, self.weights.lm_head.shape[0], self.comm)
 
     @torch.inference_mode()
     def _replay(self, graphs: StepGraphs, work: StepWork, tap: Callable[[int], Tap] | None) -> dict[int, Tensor]:
@@ -152,11 +161,13 @@ class Dispatcher:
         return dict(zip(slots, out.clone(), strict=True))
 
     def _decode(
-        self, slots: list[int], work: StepWork, operators: Operators, tap: Callable[[int], Tap] | None
+        self, slots: list[int], work: StepWork, operators: Operators, tap: Callable[[int], Tap] | None, tokens: bool
     ) -> dict[int, Tensor]:
         ids, taps = _ids(slots, work), [tap(slot) for slot in slots] if tap else []
         every = _split(taps, ids.shape[1]) if tap else None
-        out = step(self.weights, self.cache, ids, slots, operators, self.comm, tap=every, mark=self._mark)
+        out = step(
+            self.weights, self.cache, ids, slots, operators, self.comm, tap=every, mark=self._mark, tokens=tokens
+        )
         return dict(zip(slots, out, strict=True))
 
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import InputError
-from ..kernels.collectives import Collectives, StandIn
+from ..kernels.collectives import Collectives
 from .caches import DecodeCache
 from .dispatch import Dispatcher, StepWork
 from .graphs import Capture
+from .likeliest import likeliest_of
 from .operators import Operators
 from .ranges import profiler_range
 from .saved import restore, save
@@ -38,18 +39,8 @@ class Decoded:
 
 
 def next_tokens(logits: Tensor, weights: RankWeights, comm: Collectives) -> Tensor:
-    """The likeliest token of each row, the lower id among equals.
-
-    A rank alone in place of a group has only its own part of the vocabulary to choose from: its gather
-    repeats that part, and the embedding knows no other ids.
-    """
-    part, first = weights.lm_head.shape[0], 0
-    if isinstance(comm, StandIn):
-        logits, first = logits[..., :part], comm.rank * part
-    # argmax leaves open which of equals it returns
-    best = logits.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    return first + torch.where(logits == best, ids, logits.shape[-1] - 1).amin(-1)
+    """See :func:`~k3lab.decode.likeliest.likeliest_of`: for logits that a step handed out."""
+    return likeliest_of(logits, weights.lm_head.shape[0], comm)
 
 
 def decode_eager(
@@ -70,9 +61,8 @@ def decode_eager(
     for index in range(tokens):
         start = time.perf_counter_ns()
         with profiler_range(f"decode step {index}"):
-            logits = step(weights, cache, ids[:, None], slots, operators, comm, mark=profiler_range)
+            ids = step(weights, cache, ids[:, None], slots, operators, comm, mark=profiler_range, tokens=True)[:, 0]
             cache.accept(slots, [1] * len(slots))
-            ids = next_tokens(logits[:, 0], weights, comm)
         if ids.is_cuda:
             torch.cuda.synchronize(ids.device)
             operators.check()
@@ -103,7 +93,7 @@ def decode_dispatched(
         progress: is told of every step.
         prepare: brings empty slots to a context that the prompts follow.
     """
-    cache, weights, comm = dispatcher.cache, dispatcher.weights, dispatcher.comm
+    cache = dispatcher.cache
     slots = [cache.add() for _ in range(prompts.shape[0])]
     if prepare:
         prepare(slots)
@@ -114,9 +104,10 @@ def decode_dispatched(
     for index in range(tokens):
         start = time.perf_counter_ns()
         with profiler_range(f"decode step {index}"):
-            logits = dispatcher.run(StepWork(tokens={slot: [one] for slot, one in zip(slots, ids, strict=True)}))
+            work = StepWork(tokens={slot: [one] for slot, one in zip(slots, ids, strict=True)})
+            told = dispatcher.run(work, tokens=True)
             cache.accept(slots, [1] * len(slots))
-            chosen = next_tokens(torch.cat([logits[slot] for slot in slots]), weights, comm)
+            chosen = torch.cat([told[slot] for slot in slots])
         if chosen.is_cuda:
             torch.cuda.synchronize(chosen.device)
             check()
@@ -147,6 +138,7 @@ class GreedyGraph:
         if cache.padding is None:
             raise InputError("a captured loop needs a cache with a padding slot: DecodeCache(padding=True)")
         self.weights, self.cache, self.operators, self.comm, self.requests = weights, cache, operators, comm, requests
+        self._padding = cache.padding
         device = weights.device
         self.ids = torch.zeros(requests, dtype=torch.int64, device=device)
         # captured on the padding slot: no request is disturbed
@@ -157,10 +149,10 @@ class GreedyGraph:
         self.replay = self.capture(self._body)
 
     def _body(self) -> None:
-        logits = forward(
-            self.weights, self.cache, self.ids, self._where, self.operators, self.comm, q_len=1, mark=no_range
-        )
-        self.ids.copy_(next_tokens(logits, self.weights, self.comm))
+        chosen = forward(
+            self.weights, self.cache, self.ids, self._where, self.operators, self.comm, q_len=1, mark=no_range, tokens=True
+        )  # fmt: skip
+        self.ids.copy_(chosen)
         self.cache.advance(self._where, self._live)
 
     def begin(self, slots: Sequence[int], last: Tensor) -> None:
@@ -173,7 +165,7 @@ class GreedyGraph:
         if count > self.requests:
             raise InputError(f"the captured step holds {self.requests} requests, not {count}")
         self._held = list(slots)
-        self._where.fill_(self.cache.padding)
+        self._where.fill_(self._padding)
         self._live.zero_()
         self._where[:count].copy_(torch.tensor(self._held))
         self._live[:count].fill_(1)

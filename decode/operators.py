@@ -17,7 +17,7 @@ from ..kernels.attn_res.twin import attn_res_norm
 from ..kernels.collectives import Collectives
 from ..kernels.experts.twin import routed, shared
 from ..kernels.kda.twin import kda
-from ..kernels.lm_head.twin import embed, lm_head
+from ..kernels.lm_head.twin import embed, lm_head, next_token
 from ..kernels.mla.twin import mla
 from ..kernels.mla.twin_context import mla_context_parallel
 from ..kernels.moe_tail.twin import moe_tail
@@ -96,6 +96,14 @@ class Operators(Protocol):
 
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """Logits [n, V]."""
+        ...
+
+    def next_token(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """The likeliest token of each row over all ranks, the lower id among equals: whole numbers [n].
+
+        A rank alone in place of a group has only its own part of the vocabulary to choose from: the embedding knows no
+        other ids.
+        """
         ...
 
     def check(self) -> None:
@@ -236,6 +244,10 @@ class ReferenceOperators:
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """See :class:`Operators`."""
         return lm_head(h, w, comm)
+
+    def next_token(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """See :class:`Operators`."""
+        return next_token(h, w, comm)[1]
 
     def check(self) -> None:
         """No kernel here waits."""

@@ -18,7 +18,7 @@ from ..kernels.model_card import LayerKind
 from .choices import PLAIN, STEP_FAMILIES, Choice, Fallback, Finder, StepForm, Tuned, check_backend, check_rows, choose
 from .cures import Objective
 from .sequence import UNSERVED_NOTE, LayerForm, PlannedLaunch, forms, stock_launches, tuned_launches
-from .stock import AFTER_LAYERS, BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, stock_layer, target_layer
+from .stock import BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, after_layers, stock_layer, target_layer
 from .unused import Unused, unused_entries
 
 SCHEMA = 1
@@ -201,6 +201,6 @@ def plan(
     )  # fmt: skip
     # the common case first: a layer that restarts the residual, or follows the dense one, is an exception
     layers = tuple(sorted(layers, key=lambda one: (not one.dense, one.restarts, -len(one.layers), one.layers)))
-    before, after = launches(BEFORE_LAYERS), launches(AFTER_LAYERS)
+    before, after = launches(BEFORE_LAYERS), launches(after_layers(form.head))
     unused = unused_entries(card, choices, bundle.entries, tp=tp, rows=rows, gpu=name) if bundle else ()
     return Plan(card, tp, rows, backend, name, choices, before, layers, after, unused)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device, discover
-from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose, without_gpu
+from .choices import Choice, Fallback, Finder, Tuned, choose, without_gpu
 from .cures import model_word
 from .fitting import fitting_here
 from .group import NO_LINK, Group, join
@@ -51,7 +51,7 @@ def wanted_choices(
         objective="measured" if device and device.card else "predicted",
         model=options.model,
         command=tuple(words),
-        form=StepForm(options.drafts + 1, context=options.context),
+        form=options.form,
     )
 
 
@@ -70,14 +70,16 @@ def planned_launches(
     """Launches a step of every tuned kernel that can be launched here, known before anything is."""
     if not any(isinstance(one, Tuned) for one in choices):
         return {}
-    form = StepForm(options.drafts + 1, context=options.context)
-    made = plan(card, tp=options.tp, rows=options.step_rows, backend=options.backend, bundle=bundle, gpu=gpu, form=form)
+    made = plan(
+        card, tp=options.tp, rows=options.step_rows, backend=options.backend, bundle=bundle, gpu=gpu, form=options.form
+    )
     return made.tuned_kernels()
 
 
 def head_lines(
     options: RunOptions, wanted: tuple[Choice, ...], device: Device | None, group: Group | None
 ) -> tuple[str, ...]:
+    """What must be known before a number of the run is read."""
     gpu = known_gpu(options, device)
     lines = [AUTO_NOTE] if options.backend == "auto" else []
     lines += [

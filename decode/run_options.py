@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
-from .choices import check_backend, check_rows
+from .choices import StepForm, check_backend, check_rows
 from .scope import MAX_DRAFTS, MAX_ROWS
 from .sharding import check_rank
 
@@ -75,6 +75,11 @@ class RunOptions:
     def step_rows(self) -> int:
         """Token rows of a step."""
         return self.rows * (1 + self.drafts)
+
+    @property
+    def form(self) -> StepForm:
+        """Of its steps: they hand out tokens alone, unless tokens are sampled from the target's logits."""
+        return StepForm(self.drafts + 1, context=self.context, head="logits" if self.temperature else "tokens")
 
     @property
     def again(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..kernels import ModelCard
 from ..kernels.model_card import LayerKind
-from .choices import Choice, Fallback, Tuned
+from .choices import ARGMAX, Choice, Fallback, Tuned
 from .stock import StockLaunch
 
 STAND_IN = "torch"
@@ -24,15 +24,18 @@ UNSERVED = frozenset(
         "embedding",
         "embedding_all_reduce",
         "logits_all_gather",
+        "next_token",
         "dense_gate_up_gemm",
         "dense_situ",
         "dense_down_gemm",
         "mlp_all_reduce",
     )
 )
-"""Stock launches for which no family has kernels."""
+"""Stock launches that no kernel of its own stands for; those behind the head's product are part of an argmax."""
+HEAD = ("lm_head_gemm", "logits_all_gather", "next_token")
+"""What one kernel does where a step hands out tokens alone."""
 UNSERVED_NOTE = (
-    "embedding, the dense layer and the logits' gather are PyTorch operators: no family has kernels for them"
+    "embedding, the dense layer and a gather of logits are PyTorch operators: no kernel is launched for them"
 )
 
 
@@ -112,6 +115,11 @@ def tuned_launches(
 
     def choice_of(launch: StockLaunch) -> Choice | None:
         wide = chosen.get((launch.family, None))
+        if launch.kernel in HEAD:
+            tokens = chosen.get(("lm_head", ARGMAX))
+            if isinstance(tokens, Tuned):
+                return tokens
+            return wide if launch.kernel == "lm_head_gemm" and isinstance(wide, Tuned) else tokens or wide
         if launch.family == "attn_res":
             return chosen.get(("attn_res", form.head if form else "final"), wide)
         if launch.family != "output_projection" or form is None:
@@ -127,7 +135,7 @@ def tuned_launches(
         if launch.family == "attn_res" and form and form.head is None:
             continue
         choice = choice_of(launch)
-        if launch.kernel in UNSERVED and isinstance(choice, Tuned):
+        if launch.kernel in UNSERVED and isinstance(choice, Tuned) and choice.kind != ARGMAX:
             choice = None
         if not isinstance(choice, Tuned):
             planned.append(PlannedLaunch(launch.kernel, launch.family, launch.what, launch.stream, STAND_IN, fallback=choice))  # fmt: skip

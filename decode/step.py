@@ -48,6 +48,7 @@ def forward(
     q_len: int,
     mark: Range = no_range,
     tap: Tap | None = None,
+    tokens: bool = False,
 ) -> Tensor:
     """The device side of a step: no allocation of cache blocks, no checks; can be captured in a graph.
 
@@ -61,9 +62,11 @@ def forward(
         q_len: Tokens a request.
         mark: Profiler ranges, called with ``layer 3`` and the like.
         tap: Sees the residual after every layer.
+        tokens: Whether the likeliest tokens are all that is asked for.
 
     Returns:
-        Logits [n, V] in the model's dtype: row i scores the token that follows ``ids[i]``.
+        Logits [n, V] in the model's dtype: row i scores the token that follows ``ids[i]``. With ``tokens`` the likeliest
+        one of each row, whole numbers [n].
     """
     card = weights.card
     # before any kernel with a programmatic edge: KDA and MLA kernels read these before they wait
@@ -100,7 +103,7 @@ def forward(
             if tap is not None:
                 tap(index, prefix)
     with mark("head"):
-        return operators.lm_head(x, weights.lm_head, comm)
+        return (operators.next_token if tokens else operators.lm_head)(x, weights.lm_head, comm)
 
 
 def check_tokens(ids: Tensor, requests: int, vocabulary: int) -> int:
@@ -144,6 +147,7 @@ def step(
     *,
     mark: Range = no_range,
     tap: Tap | None = None,
+    tokens: bool = False,
 ) -> Tensor:
     """A whole step: checks, cache blocks, :func:`forward`. Call ``cache.accept`` before the next one.
 
@@ -158,7 +162,8 @@ def step(
         tap: Sees the residual after every layer.
 
     Returns:
-        Logits [requests, q_len, V].
+        Logits [requests, q_len, V]; with ``tokens``, where the likeliest ones are all that is asked for, those: int64
+        [requests, q_len].
 
     Raises:
         InputError: shapes, row count, token ids, slots, a full cache, or parts of different ranks or models.
@@ -174,8 +179,8 @@ def step(
     where = torch.tensor(list(slots), device=weights.device)
     flat = ids.reshape(-1).long().to(weights.device)
     try:
-        logits = forward(weights, cache, flat, where, operators, comm, q_len=q_len, mark=mark, tap=tap)
+        out = forward(weights, cache, flat, where, operators, comm, q_len=q_len, mark=mark, tap=tap, tokens=tokens)
     except BaseException:
         cache.spoil(slots)
         raise
-    return logits.view(len(slots), q_len, -1)
+    return out.long().view(len(slots), q_len) if tokens else out.view(len(slots), q_len, -1)

@@ -87,6 +87,13 @@ AFTER_LAYERS = (
     StockLaunch("lm_head_gemm", "lm_head", "logits of this rank's part of the vocabulary"),
     StockLaunch("logits_all_gather", "lm_head", "logits of all ranks"),
 )
+NEXT_TOKEN = StockLaunch("next_token", "lm_head", "the likeliest token of each row")
+"""Behind the logits, where a step hands out no more than that."""
+
+
+def after_layers(head: Literal["logits", "tokens"] = "logits") -> tuple[StockLaunch, ...]:
+    """Launches behind the last layer, by what the step hands out."""
+    return (*AFTER_LAYERS, NEXT_TOKEN) if head == "tokens" else AFTER_LAYERS
 
 
 def stock_layer(kind: LayerKind, *, dense: bool, rows: int) -> tuple[StockLaunch, ...]:

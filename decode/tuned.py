@@ -13,13 +13,15 @@ from ..kernels.health import check_health
 from ..kernels.launch import Runner
 from ..kernels.transports import Loopback, Transport
 from .auto import AutoOperators
-from .choices import Choice, Tuned
+from .choices import ARGMAX, Choice, Tuned
 from .expert_memory import held_experts, held_shared, hold
 from .family_kernels import FamilyKernels, SavedBlocks
 from .kda_slots import KdaSlots
 from .lone import LonePeers
 from .weights import KdaAttention, Mix, MlaAttention, MoeMlp, RankWeights
 
+NO_LOGIT = -(1 << 23)
+"""Bits of minus infinity in FP32, as a signed number."""
 KernelPool = dict[tuple[str, str, str, int], FamilyKernels]
 """Loaded kernels by the place of their entry: operators of several row counts share them."""
 
@@ -89,6 +91,7 @@ class TunedOperators(AutoOperators):
         }
         self._factor = torch.full((1,), k_scale, dtype=torch.float32, device=device)
         self._words: dict[int, Tensor] = {}
+        self._heads: dict[int, Tensor] = {}
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _check_contexts(self) -> None:
@@ -280,6 +283,24 @@ class TunedOperators(AutoOperators):
         if own is None:
             return super().lm_head(h, w, comm)
         return comm.all_gather(own({"h": h, "w": w}, rows=h.shape[0])["logits"], dim=-1)
+
+    def next_token(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
+        """The bundle's kernel of the token, which ranks find together; else that of all logits."""
+        own = self._own("lm_head", ARGMAX, comm)
+        if own is None:
+            return super().next_token(h, w, comm)
+        ids = own({"h": h, "w": w, "peers": self._silent_peers(own)}, rows=h.shape[0])["ids"]
+        # over loopback every rank alone is rank 0
+        first = (comm.rank - own.runner.transport.rank) * w.shape[0]
+        return ids + first if first else ids
+
+    def _silent_peers(self, own: FamilyKernels) -> Tensor:
+        """Other ranks' best tokens, for a rank alone: none as likely as its own, whose rows alone its embedding has."""
+        if own.rows not in self._heads:
+            made = torch.full((own.tp, own.rows, 2), own.tp * own.vocab - 1, dtype=torch.int32, device=own.device)
+            made[..., 0] = NO_LOGIT
+            self._heads[own.rows] = made
+        return self._heads[own.rows]
 
     def check(self) -> None:
         """See :class:`~k3lab.decode.operators.Operators`."""

@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from ...kernels import InputError
+from ..likeliest import likeliest as likeliest
 from .counter import ACCEPT, RESIDUAL, SAMPLE, gumbel, uniforms
 from .reference import Drafts
 
 PLACEHOLDER = -1
 """A draft that only fills up: always rejected."""
-
-
-def likeliest(logits: Tensor) -> Tensor:
-    """Highest of the last dimension, the lower id among equals."""
-    best = logits.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    return torch.where(logits == best, ids, logits.shape[-1]).amin(-1)
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,11 @@ class Acceptance(Protocol):
         """What must stand beside every number that was made with it."""
         ...
 
+    @property
+    def greedy(self) -> bool:
+        """Whether it asks no more of the target than the likeliest token of each row: then :meth:`verify_tokens` does."""
+        ...
+
     def first(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """The token after a prompt: logits [B, V] to int64 [B]; ``positions`` int64 [B] are the tokens'."""
         ...
@@ -73,6 +72,10 @@ class Acceptance(Protocol):
             seeds: int64 [B].
             positions: int64 [B, N + 1] of the tokens that the rows predict.
         """
+        ...
+
+    def verify_tokens(self, drafts: Drafts, best: Tensor, seeds: Tensor, positions: Tensor) -> Verified:
+        """The same where :attr:`greedy`, from the target's likeliest tokens: whole numbers [B, N + 1]."""
         ...
 
 
@@ -92,9 +95,19 @@ class Standard:
         how = f"sampled at temperature {self.temperature:g}" if self.temperature else "greedy"
         return f"standard acceptance, {how}"
 
+    @property
+    def greedy(self) -> bool:
+        """See :class:`Acceptance`."""
+        return not self.temperature
+
     def first(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """See :class:`Acceptance`."""
         return self._sample(logits, seeds, positions, SAMPLE)
+
+    def verify_tokens(self, drafts: Drafts, best: Tensor, seeds: Tensor, positions: Tensor) -> Verified:
+        """Accepted while a draft is the likeliest token."""
+        real = drafts.tokens != PLACEHOLDER
+        return _out(drafts.tokens, (drafts.tokens == best[:, : real.shape[1]]) & real, best)
 
     def _sample(self, logits: Tensor, seeds: Tensor, positions: Tensor, purpose: int) -> Tensor:
         if not self.temperature:
@@ -105,11 +118,10 @@ class Standard:
 
     def verify(self, drafts: Drafts, logits: Tensor, seeds: Tensor, positions: Tensor) -> Verified:
         """Greedy: accepted while a draft is the likeliest token. Sampled: with probability min(1, p / q)."""
+        if self.greedy:
+            return self.verify_tokens(drafts, likeliest(logits), seeds, positions)
         count = drafts.tokens.shape[1]
         real = drafts.tokens != PLACEHOLDER
-        if not self.temperature:
-            best = likeliest(logits)
-            return _out(drafts.tokens, (drafts.tokens == best[:, :count]) & real, best)
         target = torch.softmax(logits.to(torch.float64) / self.temperature, dim=-1)
         ids = drafts.tokens.clamp(min=0)[..., None]
         if drafts.logits is None:  # the likeliest token was drafted, with certainty
@@ -185,11 +197,28 @@ class Synthetic:
         before: Sequence[float] = (1.0, *self.rates)
         return tuple(rate / earlier if earlier else 0.0 for earlier, rate in zip(before, self.rates, strict=False))
 
+    @property
+    def greedy(self) -> bool:
+        """See :class:`Acceptance`: as the base, whose tokens are put out."""
+        return self.base.greedy
+
     def first(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         """See :class:`Acceptance`."""
         return self.base.first(logits, seeds, positions)
 
     def verify(self, drafts: Drafts, logits: Tensor, seeds: Tensor, positions: Tensor) -> Verified:
+        """See :meth:`verify_tokens`; tokens that are no drafts come from the base.
+
+        Raises:
+            InputError: other than one rate a draft.
+        """
+        shape = positions.shape
+        others = self.base.first(
+            logits.flatten(0, 1), seeds[:, None].expand(shape).flatten(), positions.flatten()
+        ).view(shape)  # fmt: skip
+        return self.verify_tokens(drafts, others, seeds, positions)
+
+    def verify_tokens(self, drafts: Drafts, best: Tensor, seeds: Tensor, positions: Tensor) -> Verified:
         """Draft i is accepted where its own random number is below its conditional rate, placeholders never.
 
         Raises:
@@ -199,13 +228,9 @@ class Synthetic:
         if count != len(self.rates):
             raise InputError(f"{count} drafts a request, but {len(self.rates)} synthetic acceptance rates")
         chance = uniforms(seeds[:, None], positions[:, :count], ACCEPT)
-        rates = _on(self.conditional, logits.device)
+        rates = _on(self.conditional, best.device)
         accepted = (chance < rates) & (drafts.tokens != PLACEHOLDER)
-        shape = positions.shape
-        others = self.base.first(
-            logits.flatten(0, 1), seeds[:, None].expand(shape).flatten(), positions.flatten()
-        ).view(shape)  # fmt: skip
-        return _out(drafts.tokens, accepted, others)
+        return _out(drafts.tokens, accepted, best)
 
 
 def acceptance(drafts: int, temperature: float = 0.0, length: float | None = None) -> Acceptance:

@@ -99,7 +99,7 @@ class SpeculationGraphs:
     def _step(self, size: int) -> Callable[[], None]:
         q_len, cache = self.drafts + 1, self.cache
         slots, live, seeds, last = self._slots[:size], self._live[:size], self._seeds[:size], self._last[:size]
-        operators, wanted = self._operators(size * q_len), self.drafter.taps
+        operators, wanted, greedy = self._operators(size * q_len), self.drafter.taps, self.acceptance.greedy
 
         def body() -> None:
             start, seen = cache.context[slots], dict[int, Tensor]()
@@ -110,10 +110,13 @@ class SpeculationGraphs:
 
             drafts = self._next[:size]
             ids = torch.cat([last[:, None], drafts.clamp(min=0)], dim=1).flatten()
-            logits = forward(self.weights, cache, ids, slots, operators, self.comm, q_len=q_len, tap=tap)
+            out = forward(self.weights, cache, ids, slots, operators, self.comm, q_len=q_len, tap=tap, tokens=greedy)
             positions = start.long()[:, None] + torch.arange(1, q_len + 1, device=ids.device)
             sampled = Drafts(drafts, self._from[:size] if self.temperature else None)
-            made = self.acceptance.verify(sampled, logits.view(size, q_len, -1), seeds, positions)
+            if greedy:
+                made = self.acceptance.verify_tokens(sampled, out.view(size, q_len), seeds, positions)
+            else:
+                made = self.acceptance.verify(sampled, out.view(size, q_len, -1), seeds, positions)
             self.tokens[:size].copy_(made.tokens)
             self.counts[:size].copy_(made.counts)
             cache.advance(slots, made.counts.to(torch.int32) * live)

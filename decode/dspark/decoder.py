@@ -74,8 +74,8 @@ class SpeculativeDecoder:
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self.drafter.target.device)
 
-    def _run(self, work: StepWork) -> tuple[dict[int, Tensor], dict[int, list[Tensor]]]:
-        """Logits, and for each tapped layer all rows of the request, by slot."""
+    def _run(self, work: StepWork, *, tokens: bool = False) -> tuple[dict[int, Tensor], dict[int, list[Tensor]]]:
+        """Logits or likeliest tokens, and for each tapped layer all rows of the request, by slot."""
         wanted = self.drafter.taps
         seen: dict[int, dict[int, list[Tensor]]] = {slot: {} for slot in (*work.prompts, *work.tokens)}
 
@@ -86,8 +86,8 @@ class SpeculativeDecoder:
 
             return note
 
-        logits = self.dispatcher.run(work, tap)
-        return logits, {slot: [torch.cat(own[layer]) for layer in wanted] for slot, own in seen.items()}
+        out = self.dispatcher.run(work, tap, tokens=tokens)
+        return out, {slot: [torch.cat(own[layer]) for layer in wanted] for slot, own in seen.items()}
 
     def admit(
         self,
@@ -147,10 +147,12 @@ class SpeculativeDecoder:
         )  # fmt: skip
         starts = [cache.length(slot) for slot in slots]
         work = StepWork({one.slot: [one.last, *row] for one, row in zip(own, drafts.tokens.tolist(), strict=True)})
-        logits, residuals = self._run(work)
+        greedy = self.acceptance.greedy
+        seen, residuals = self._run(work, tokens=greedy)
         # the row of position P predicts the token at P + 1
         positions = self._tensor(starts)[:, None] + torch.arange(1, self.drafts + 2, device=seeds.device)
-        verified = self.acceptance.verify(drafts, torch.stack([logits[slot] for slot in slots]), seeds, positions)
+        verify = self.acceptance.verify_tokens if greedy else self.acceptance.verify
+        verified = verify(drafts, torch.stack([seen[slot] for slot in slots]), seeds, positions)
         limits = most or [self.drafts + 1] * len(own)
         tokens = [out[:limit] for out, limit in zip(verified.lists(), limits, strict=True)]
         counts = [len(out) for out in tokens]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from k3lab.decode.dspark.acceptance import Standard, Synthetic, likeliest, rates_of_length
+from k3lab.decode.dspark.acceptance import Standard, Synthetic, rates_of_length
 from k3lab.decode.dspark.reference import Drafts
+from k3lab.decode.likeliest import likeliest
 from k3lab.kernels import InputError
 
 SEEDS = [11, 22, 33]

@@ -188,9 +188,11 @@ def test_numbers_belong_to_the_tokens_they_decide_on(
             seen.append((seeds.tolist(), positions[:, None].tolist()))
             return super().first(logits, seeds, positions)
 
-        def verify(self, drafts: Drafts, logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> Any:
+        def verify_tokens(
+            self, drafts: Drafts, best: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+        ) -> Any:
             seen.append((seeds.tolist(), positions.tolist()))
-            return super().verify(drafts, logits, seeds, positions)
+            return super().verify_tokens(drafts, best, seeds, positions)
 
     session = Session(tiny, tiny_tensors, draft_of, Watched())
     session.run(2)
