@@ -90,5 +90,9 @@ def render_bars(console: Console, data: dict[str, Any]) -> None:
         say(
             f"{one['verdict']:7} {one['what']}: {one['got']:.1f} {one['unit']} (to close {one['close']:g}, aim {one['aim']:g})"
         )
+        for own in one["made_of"]:
+            say(
+                f"        {own['family']}: {own['us']:.1f} us in {own['launches']:.1f} launches, {own['above_floor_us']:.1f} above its bytes' floor"
+            )
     for line in data["faults"]:
         say(f"fault: {line}")

@@ -107,6 +107,8 @@ class Verdict:
 
     bar: Bar
     got: float
+    made_of: tuple[Mapping[str, Any], ...] = ()
+    """Of a layer's time, what each family takes beside its floor, the largest distance first; empty where nobody looked."""
 
     @property
     def word(self) -> str:
@@ -117,7 +119,7 @@ class Verdict:
         """Bar, figure, word."""
         return {
             "what": self.bar.what, "unit": self.bar.unit, "got": self.got, "close": self.bar.close, "aim": self.bar.aim,
-            "verdict": self.word,
+            "verdict": self.word, "made_of": [dict(one) for one in self.made_of],
         }  # fmt: skip
 
 
@@ -146,7 +148,8 @@ def verdicts(found: Mapping[str, Any]) -> list[Verdict]:
     for one in found["rows"]:
         rows, own = one["rows"], one["backends"]["latency_specialized"]
         if rows in LAYER_BARS:
-            made.append(Verdict(LAYER_BARS[rows], own["layers"]["kda"]["us"]))
+            layer = own["layers"]["kda"]
+            made.append(Verdict(LAYER_BARS[rows], layer["us"], tuple(layer.get("made_of", ()))))
             made.append(Verdict(STEP_BARS[rows], own["step_us"]))
         made += [
             Verdict(bar, own["layers"][kind]["launches"])

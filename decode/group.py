@@ -25,6 +25,11 @@ LIMIT_S = 60.0
 """That ranks wait for one another outside kernels."""
 NO_LINK = "no link cost is in these times: the other ranks are not there"
 
+NO_NUMBERS = (
+    "what a rank alone computes means nothing, and is in no figure: stand-ins and two-shot sums over loopback repeat its own"
+    " columns; times and launches do not depend on it"
+)
+
 
 @dataclass(frozen=True)
 class Group:

@@ -17,7 +17,9 @@ from ..kernels.mla.family import BLOCK_SIZE
 from ..kernels.model_card import LayerKind
 from .bars import KINDS, Graph, Slope, depths, layer_floor_us, routing_fault, slope, step_floor_us
 from .caches import DecodeCache
+from .choices import StepForm
 from .graphs import Capture, kernel_names
+from .kernel_times import REPLAYS, Ran, Tracer, a_layer
 from .operators import Operators
 from .prefill import fill_context
 from .step import forward
@@ -54,6 +56,11 @@ class Load:
     def rows(self) -> int:
         """Token rows."""
         return self.requests * self.q_len
+
+    @property
+    def form(self) -> StepForm:
+        """Of its step, which hands out tokens: as greedy decoding and verification do."""
+        return StepForm(self.q_len, context=self.context + self.q_len, head="tokens")
 
 
 def some_layers(weights: RankWeights, kind: LayerKind, count: int) -> RankWeights:
@@ -108,20 +115,23 @@ class Bench:
         cache.reserve(slots, load.q_len)
         return cache, torch.tensor(slots, device=weights.device)
 
-    def graph(self, weights: RankWeights, operators: Operators, timer: Timer, samples: int) -> tuple[Graph, list[str]]:
-        """A step of some of the layers, captured and timed; and the kernels that it launches."""
+    def graph(
+        self, weights: RankWeights, operators: Operators, timer: Timer, samples: int, tracer: Tracer | None = None
+    ) -> tuple[Graph, list[str], list[list[Ran]]]:
+        """A step of some of the layers, captured and timed; the kernels that it launches, and what profiled replays saw."""
         cache, slots = self._cache(weights)
 
         def body() -> None:
-            forward(weights, cache, self._ids, slots, operators, self.comm, q_len=self.load.q_len)
+            forward(weights, cache, self._ids, slots, operators, self.comm, q_len=self.load.q_len, tokens=True)
 
         capture = Capture(weights.device)
         run = capture(body)
         names = kernel_names(capture.graphs[0]) if capture.graphs else []
         times = timer(run, samples)
+        ran = tracer(run, REPLAYS) if tracer else []
         operators.check()
         launches = len(names) if capture.graphs else None
-        return Graph(len(weights.layers), tuple(times), launches), names
+        return Graph(len(weights.layers), tuple(times), launches), names, ran
 
     @torch.inference_mode()
     def distinct(self, operators: Operators) -> float:
@@ -132,16 +142,18 @@ class Bench:
         return sum(counting.distinct) / len(counting.distinct)
 
     def layer(
-        self, operators: Operators, kind: LayerKind, timer: Timer, samples: int
-    ) -> tuple[Slope, dict[str, float], list[Graph]]:
-        """A layer's slope, and the kernels that the larger graph has more of, a layer."""
-        graphs, names = [], []
+        self, operators: Operators, kind: LayerKind, timer: Timer, samples: int, tracer: Tracer | None = None
+    ) -> tuple[Slope, dict[str, float], list[Graph], list[dict[str, Any]]]:
+        """A layer's slope, the kernels that the larger graph has more of, a layer, and what each of them takes."""
+        graphs, names, seen = [], [], []
         for count in depths(self.weights.card, kind):
-            made, found = self.graph(some_layers(self.weights, kind, count), operators, timer, samples)
+            made, found, ran = self.graph(some_layers(self.weights, kind, count), operators, timer, samples, tracer)
             graphs.append(made)
             names.append(Counter(found))
+            seen.append(ran)
         more = graphs[1].layers - graphs[0].layers
-        return slope(*graphs), {name: count / more for name, count in (names[1] - names[0]).items()}, graphs
+        added = {name: count / more for name, count in (names[1] - names[0]).items()}
+        return slope(*graphs), added, graphs, a_layer(seen[0], seen[1], more)
 
     def table(
         self,
@@ -152,25 +164,26 @@ class Bench:
         samples: int,
         kinds: Sequence[LayerKind],
         say: Say,
+        tracer: Tracer | None = None,
     ) -> dict[str, Any]:
         """All figures of one backend."""
         weights, load, layers = self.weights, self.load, dict[str, Any]()
         card, tp = weights.card, weights.tp
         for kind in kinds:
             say(f"{load.rows} rows, {name}: {kind} layers", 0, 1)
-            one, names, graphs = self.layer(operators, kind, timer, samples)
+            one, names, graphs, times = self.layer(operators, kind, timer, samples, tracer)
             floor = layer_floor_us(card, tp, load.rows, load.q_len, kind, gpu, stock=name == "auto")
             layers[kind] = {
                 "us": one.us, "launches": one.launches, "floor_us": floor, "share_of_floor": floor / one.us if one.us > 0 else None,
-                "kernels": names, "graphs": [
+                "kernels": names, "kernel_times": times, "traced_us": sum(own["us"] for own in times), "graphs": [
                     {"layers": graph.layers, "us": graph.us, "spread": graph.spread, "launches": graph.launches} for graph in graphs
                 ],
             }  # fmt: skip
         say(f"{load.rows} rows, {name}: all layers", 0, 1)
-        whole, _ = self.graph(weights, operators, timer, samples)
+        whole, _, ran = self.graph(weights, operators, timer, samples, tracer)
         distinct = self.distinct(operators)
         return {
-            "layers": layers, "step_us": whole.us, "step_spread": whole.spread, "step_launches": whole.launches,
+            "layers": layers, "step_kernel_times": a_layer((), ran, 1), "step_us": whole.us, "step_spread": whole.spread, "step_launches": whole.launches,
             "step_floor_us": step_floor_us(card, tp, load.rows, load.q_len, gpu), "distinct_experts": distinct,
             "routing_fault": routing_fault(card, load.rows, distinct),
         }  # fmt: skip
@@ -183,7 +196,7 @@ def _silent(_what: str, _done: int, _of: int) -> None:
 def measure(
     weights: RankWeights, comm: Collectives, loads: Sequence[Load], backends: dict[str, Callable[[Load], Operators]], gpu: GpuCard,
     *, timer: Timer = by_events, samples: int = SAMPLES, say: Say = _silent, kinds: Sequence[LayerKind] = KINDS,
-    seed: int = 0,
+    seed: int = 0, tracer: Tracer | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The table of all loads and backends.
 
@@ -198,12 +211,13 @@ def measure(
         say: is told how far it is.
         kinds: of the layers.
         seed: of token ids and of the made-up context.
+        tracer: sees the kernels of a few more replays of each graph, after those that are timed; None: nobody looks.
     """
     found: list[dict[str, Any]] = [{} for _ in loads]
     for name, make in backends.items():
         for place, load in enumerate(loads):
             found[place][name] = Bench(weights, comm, load, seed=seed).table(
-                name, make(load), gpu, timer, samples, kinds, say
+                name, make(load), gpu, timer, samples, kinds, say, tracer
             )
     table = [
         {

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
 from .bars import KINDS, depths, ratio_faults, verdicts
-from .choices import Choice, Fallback, Finder, StepForm, Tuned, choose
+from .choices import Choice, Fallback, Finder, Tuned, choose
 from .fitting import fitting_here
-from .group import NO_LINK, join
+from .group import NO_LINK, NO_NUMBERS, join
+from .kernel_times import by_profiler, family_floors, made_of
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
 from .run_options import check_context, check_seed
@@ -68,7 +69,7 @@ def run_bars(
         return {
             load: choose(
                 card, tp=tp, rows=load.rows, gpu=gpu.name, bundle=bundle, only=TUNED_FAMILIES, objective="measured",
-                form=StepForm(load.q_len, context=load.context + load.q_len),
+                form=load.form,
             )
             for load in loads
         }  # fmt: skip
@@ -104,12 +105,17 @@ def run_bars(
         samples=samples,
         say=tell,
         seed=seed,
+        tracer=by_profiler,
     )
+    for one, load in zip(found["rows"], loads, strict=True):
+        for own in one["backends"].values():
+            for kind, layer in own["layers"].items():
+                layer["made_of"] = made_of(layer["kernel_times"], family_floors(chosen[load], kind, load.rows, gpu))
     made = verdicts(found)
     for one, load in zip(found["rows"], loads, strict=True):
         planned = plan(
             card, tp=tp, rows=load.rows, backend="latency_specialized", bundle=bundle, gpu=gpu.name, objective="measured",
-            form=StepForm(load.q_len, context=load.context + load.q_len),
+            form=load.form,
         )  # fmt: skip
         one["planned_tuned_launches"] = sum(planned.tuned_kernels().values())
         one["tuned"] = [
@@ -129,6 +135,8 @@ def run_bars(
         "notes": [
             f"rank {rank} of {tp} alone over loopback; {NO_LINK}", f"random weights (seed {seed}), uniform routing",
             "a layer's time is the slope between graphs of few and of many such layers, untraced",
+            "a kernel's time is from the end of the one before it to its own, in profiled replays",
+            NO_NUMBERS,
         ],
         "bundle": digest(bundle), "peak_memory_bytes": peak_memory(device), "weight_bytes": weights.bytes,
         "verdicts": [one.to_json() for one in made],

@@ -24,6 +24,7 @@ from k3lab.decode.bars import (
     step_floor_us,
     verdicts,
 )
+from k3lab.decode.kernel_times import OTHER, REPLAYS, Ran, a_layer, family_floors, family_of, made_of, spent, split
 from k3lab.decode.lone import lone_peers
 from k3lab.decode.measure_bars import Counting, Load, measure, some_layers
 from k3lab.decode.packing import pack
@@ -32,6 +33,8 @@ from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.kernels import K3, InputError, ModelCard
 from k3lab.kernels.collectives import SingleRank, StandIn
 from k3lab.kernels.gpu_cards import GPU_CARDS
+
+from .twin_runner import entry
 
 H200 = GPU_CARDS["H200"]
 
@@ -75,6 +78,46 @@ def test_routing_that_is_not_uniform_is_told() -> None:
     assert routing_fault(K3, 8, 120.3) is None
     assert routing_fault(K3, 8, 118.2) is None
     assert "100.0 distinct experts in the mean, 120.3" in (routing_fault(K3, 8, 100.0) or "")
+
+
+def test_a_layers_time_is_told_kernel_by_kernel() -> None:
+    # the second kernel starts while the first runs and waits inside; the third starts 2 us after its end
+    replay = [Ran("k3_moe_tail_cute_sum", 23, 30), Ran("k3_router_cute_front", 5, 21), Ran("copy", 0, 20)]
+    assert spent(replay) == {
+        "copy": (1, 20, 0.0), "k3_router_cute_front": (1, 1, 0.0), "k3_moe_tail_cute_sum": (1, 9, 2.0),
+    }  # fmt: skip
+    runs = split([*replay, *(Ran(one.name, one.start_us + 100, one.end_us + 100) for one in replay)], 2)
+    assert [[one.name for one in run] for run in runs] == [list(spent(replay))] * 2
+    for wrong in ([], replay):
+        with pytest.raises(RuntimeError, match="some are missing"):
+            split(wrong, 2)
+    few = [[Ran("copy", 0, 20), Ran("k3_router_cute_front", 5, 21)]] * 3
+    late = [Ran("copy", 0, 90), Ran("k3_router_cute_front", 5, 300)]  # one replay was disturbed
+    three = [[Ran("copy", 0, 20), *(Ran("k3_router_cute_front", 5, 21 + 6 * at) for at in range(3))], late]
+    (added,) = a_layer(few, [three[0], three[0], three[1]], 2)
+    assert added == {
+        "kernel": "k3_router_cute_front", "family": "router", "launches": 1, "us": pytest.approx(6), "idle_us": 0,
+    }  # fmt: skip
+    assert [family_of(name) for name in ("k3_attn_res_cute_mix", "k3_attention_projection_x", "k3_new_x", "void k3_mla_")] == [
+        "attn_res", "attention_projection", OTHER, OTHER,
+    ]  # fmt: skip
+    told = made_of([added, {**added, "us": 3.0}, {**added, "family": OTHER, "us": 2.5}], {"router": 7.5, "kda": 1.0})
+    assert [(one["family"], one["launches"], one["us"], one["above_floor_us"]) for one in told] == [
+        (OTHER, 1, 2.5, 2.5), ("router", 2, pytest.approx(9), pytest.approx(1.5)),
+    ]  # fmt: skip
+
+
+def test_floors_of_families_add_up_to_the_layers() -> None:
+    for kind in ("kda", "mla"):
+        choices = [entry(K3, name, kind=one, problem_kind=own, tp=16) for name, one, own in (
+            ("attention_projection", "kda", None), ("attention_projection", "mla", None), ("output_projection", "kda", None),
+            ("output_projection", "mla", None), ("output_projection", "restart", None), ("router", None, None),
+            ("experts", None, None), ("kda", None, "plain"), ("mla", None, "bf16"), ("moe_tail", None, None),
+            ("attn_res", "blocks", None), ("lm_head", None, None),
+        )]  # fmt: skip
+        floors = family_floors(choices, kind, 8, H200)
+        assert set(floors) == {"attention_projection", "output_projection", "router", "experts", kind, "moe_tail"}
+        assert sum(floors.values()) == pytest.approx(layer_floor_us(K3, 16, 8, 1, kind, H200), rel=0.08)
 
 
 def test_verdicts() -> None:
@@ -132,8 +175,26 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
         # every graph of auto takes ten us a rank in the queue, the other backend's two
         return [float(len(ran) * (10 if len(ran) <= 10 else 2))] * samples
 
+    traced: list[int] = []
+
+    def trace(run: Callable[[], None], replays: int) -> list[list[Ran]]:
+        assert run
+        traced.append(replays)
+        # graphs of 1 and 2, of 1 and 3, and of all 6 layers: a kernel of each layer behind one of the step's own
+        layers = (1, 2, 1, 3, 6)[(len(traced) - 1) % 5]
+        ends = [Ran("k3_kda_cute_step", 10 + 4 * at, 17 + 4 * at) for at in range(layers)]
+        return [[Ran("copy", 0, 9), *ends]] * replays
+
     both = {"auto": backend("auto"), "latency_specialized": backend("latency_specialized")}
-    found = measure(weights, comm, loads, both, H200, timer=clock, samples=5)
+    found = measure(weights, comm, loads, both, H200, timer=clock, samples=5, tracer=trace)
+    assert traced == [REPLAYS] * 20
+    kernels = found["rows"][0]["backends"]["auto"]["layers"]["mla"]
+    assert kernels["kernel_times"] == [
+        {"kernel": "k3_kda_cute_step", "family": "kda", "launches": 1, "us": pytest.approx(4), "idle_us": 0}
+    ]
+    assert kernels["traced_us"] == pytest.approx(4)
+    step = {one["kernel"]: one["us"] for one in found["rows"][0]["backends"]["auto"]["step_kernel_times"]}
+    assert step == {"copy": 9, "k3_kda_cute_step": pytest.approx(28)}
     assert made == [(name, load) for name in both for load in loads]
     assert ran == [5] * 20  # two graphs of each kind and one of all layers, twice, for each backend
     first = found["rows"][0]
@@ -147,7 +208,10 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
     assert first["ratios"]["kda layer"] == pytest.approx(5.0)
     assert 1 <= auto["distinct_experts"] <= tiny.num_experts
     assert found["rank"] == 1
-    render_bars(console(), {**found, "notes": ["n"], "verdicts": [], "faults": ["f"]})
+    part = {"family": "kda", "us": 4.0, "launches": 1.0, "floor_us": 1.0, "above_floor_us": 3.0}
+    told = Verdict(LAYER_BARS[8], 70.0, (part,)).to_json()
+    assert told["made_of"] == [part]
+    render_bars(console(), {**found, "notes": ["n"], "verdicts": [told], "faults": ["f"]})
 
 
 def test_distinct_experts_are_counted_layer_by_layer(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:
