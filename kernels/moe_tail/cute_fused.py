@@ -21,7 +21,7 @@ def k3_moe_tail_cute_fused_step(
     totals: cute.Tensor, totals_targets: cute.Tensor, deltas: cute.Tensor, deltas_targets: cute.Tensor, epochs: cute.Tensor,
     health: cute.Tensor, rows: Int32, saved: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """The first blocks make this rank's columns of all rows and publish them; each of the others finishes a row.
 
@@ -54,7 +54,7 @@ def k3_moe_tail_cute_fused_step(
             for one in (prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input, deltas)
         ]  # fmt: skip
         epoch = finish_rows(
-            [*tensors, counter, record], memory, rows, saved, block, t, T, EPS, BACKOFF, RELEASE, JITTER
+            [*tensors, counter, record], memory, rows, saved, block, t, T, EPS, BACKOFF, REHEARSE, RELEASE, JITTER
         )
         pause(JITTER, epoch, block * 64 + 36)
         if t == 0:
@@ -74,11 +74,11 @@ def launch(
     totals: cute.Tensor, totals_targets: cute.Tensor, deltas: cute.Tensor, deltas_targets: cute.Tensor, epochs: cute.Tensor,
     health: cute.Tensor, rows: Int32, saved: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: clusters of ``split`` blocks."""
     k3_moe_tail_cute_fused_step(
         latent_partial, shared_partial, latent_norm, w_up, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input,
         latents, latents_targets, shares, shares_targets, totals, totals_targets, deltas, deltas_targets, epochs, health, rows,
-        saved, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER,
+        saved, T, EPS, AT_ONCE, BACKOFF, REHEARSE, RELEASE, JITTER,
     ).launch(grid=[T.blocks, 1, 1], block=[512, 1, 1], cluster=[T.split, 1, 1], stream=stream)  # fmt: skip

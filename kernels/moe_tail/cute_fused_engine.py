@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
-from ..output_projection.common import BACKOFF
+from ..output_projection.common import BACKOFF, REHEARSE
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from .common import (
@@ -73,6 +73,7 @@ class CuteFusedEngine(Engine):
                 Param("rows_each", (1, 2, 4, 8), "rows that a finishing block takes, one after the other"),
                 Param("at_once", (4, 8, 16), "ranks whose packets a lane polls in one round"),
                 BACKOFF,
+                REHEARSE,
                 RELEASE,
                 K_ORDER,
             ),
@@ -107,7 +108,7 @@ class CuteFusedEngine(Engine):
         """Clusters of eight where they fit, one shot for few rows, and as few rows a finishing block as fit."""
         base: Config = {
             "split_k": 8, "exchange": "one_shot" if problem.rows <= ONE_SHOT_ROWS else "two_shot", "rows_each": 1,
-            "at_once": 8, "backoff": 0, "release": "loads", "k_order": "free",
+            "at_once": 8, "backoff": 0, "rehearse": 0, "release": "loads", "k_order": "free",
         }  # fmt: skip
 
         def fits(c: Config) -> bool:
@@ -133,7 +134,7 @@ class CuteFusedEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), shape, eps_constant(problem.eps), int(config["at_once"]),
-                int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+                int(config["backoff"]), bool(config["rehearse"]), str(config["release"]), int(config.get("jitter", 0)),
             ),
             arch,
             grid=(shape.blocks, 1, 1),

@@ -53,12 +53,53 @@ def in_words(values: list):
 
 
 @cute.jit
+def end_row(
+    prefix_out: Int64, next_input: Int64, delta_at: Int64, owner: Int32, given: list, kept_at: Int32, row_at: list, unit: Int32,
+    lane: Int32, epoch: Uint32, health: Int64, block: Int32,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr, live: Int32 | None,
+):  # fmt: skip
+    """From the ranks' columns to both outputs, at a lane's addresses; with ``live`` zero nothing is waited for, told or stored.
+
+    ``given``: words of the residual before; the saved blocks' mix, its weights' sum and largest score.
+    """
+    old, mix, total, largest = given
+    four = [delta_at + 16 * i for i in range(4)]
+    folded = folded_query(kept_at)
+    delta, _ = poll(
+        four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live
+    )  # fmt: skip
+    before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
+    new = in_words([a + b for a, b in zip(before, change, strict=True)])
+    p = values_of(new, COLUMNS)
+    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER, live)
+    store_live(prefix_out, new, live)
+    norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
+    out = mixed(
+        p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK, live
+    )  # fmt: skip
+    store_live(next_input, in_words(out), live)
+
+
+@cute.jit
+def store_live(at: Int64, words: list, live: Int32 | None):
+    """Sixteen values, unless this is a rehearsal."""
+    if cutlass.const_expr(live is None):
+        store_sixteen(at, words)
+    else:
+        if live != Int32(0):
+            store_sixteen(at, words)
+
+
+@cute.jit
 def finish_row(
     prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, fresh: list, kept_at: Int32,
     row_at: list, row: Int32, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
-    """One warp's 512 columns of a row."""
+    """One warp's 512 columns of a row. ``REHEARSE``: what follows the wait is run once before it for nothing, so that its
+    instructions are there when the columns come.
+    """
     column = unit * 512 + lane * COLUMNS
     at = (Int64(row) * T.hidden + column) * 2
     sources = []
@@ -86,26 +127,25 @@ def finish_row(
     owner = column // T.shard
     place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
     pause(JITTER, epoch, block * 64 + 33 + unit)
-    four = [deltas + (place + 16 * i) for i in range(4)]
-    folded = folded_query(kept_at)
-    delta, _ = poll(four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF)
-    before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
-    new = in_words([a + b for a, b in zip(before, change, strict=True)])
-    p = values_of(new, COLUMNS)
-    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER)
-    store_sixteen(prefix_out + at, new)
-    norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
-    out = mixed(
-        p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK
-    )  # fmt: skip
-    store_sixteen(next_input + at, in_words(out))
+    given = [old, mix, total, largest]
+    if cutlass.const_expr(REHEARSE):
+        for live in cutlass.range(2, unroll=1):
+            end_row(
+                prefix_out + at, next_input + at, deltas + place, owner, given, kept_at, row_at, unit, lane, epoch, health, block, T,
+                EPS, BACKOFF, JITTER, live,
+            )  # fmt: skip
+    else:
+        end_row(
+            prefix_out + at, next_input + at, deltas + place, owner, given, kept_at, row_at, unit, lane, epoch, health, block, T, EPS,
+            BACKOFF, JITTER, None,
+        )  # fmt: skip
 
 
 @cute.jit
 def finish_rows(
     tensors: list, memory: cute.Pointer, rows: Int32, saved: Int32, block: Int32, t: Int32,
-    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """All of a finishing block, but for its counter: rows ``block``, ``block + finishing`` and so on.
 
@@ -131,13 +171,13 @@ def finish_rows(
     if unit < T.units and first < rows:
         finish_row(
             prefix, blocks, prefix_out, next_input, deltas, fresh, kept_at, row_at, first, saved, unit, lane, epoch, health,
-            block, T, EPS, BACKOFF, JITTER,
+            block, T, EPS, BACKOFF, JITTER, REHEARSE,
         )  # fmt: skip
         if cutlass.const_expr(T.finishing < T.rows):
             for row in cutlass.range(first + T.finishing, rows, T.finishing, unroll=1):
                 finish_row(
                     prefix, blocks, prefix_out, next_input, deltas, [], kept_at, row_at, row, saved, unit, lane, epoch,
-                    health, block, T, EPS, BACKOFF, JITTER,
+                    health, block, T, EPS, BACKOFF, JITTER, False,
                 )  # fmt: skip
     arch.sync_threads()
     return epoch

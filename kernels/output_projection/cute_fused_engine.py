@@ -10,7 +10,7 @@ from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER, RELEASE
 from ..residency import register_limit
-from ..space import Config, Constraint, Param, Space
+from ..space import Config, Constraint, Space
 from .common import (
     BACKOFF,
     COLUMNS,
@@ -18,6 +18,7 @@ from .common import (
     HIDDEN,
     MIXER_REGISTERS,
     PACKET,
+    REHEARSE,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -41,7 +42,6 @@ HERE = Path(__file__).parent
 INVARIANT = {"run_bytes": 64, "warps_k": 6}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 MOST_ROWS = 16
-REHEARSE = Param("rehearse", (0, 1), "the finish run once for nothing while the weights come, which fetches its code")
 
 
 def mixers(rows: int) -> int:

@@ -136,9 +136,9 @@ class Case:
         assert not self.memory.get("health").any()
 
 
-@pytest.mark.parametrize("exchange", ["one_shot", "two_shot"])
-def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange: str) -> None:
-    case = Case(monkeypatch, exchange=exchange)
+@pytest.mark.parametrize(("exchange", "rehearse"), [("one_shot", 1), ("two_shot", 0)])
+def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange: str, rehearse: int) -> None:
+    case = Case(monkeypatch, exchange=exchange, rehearse=rehearse)
     for turn in range(2):
         case.poison()
         machine = case.run(turn)
@@ -187,7 +187,7 @@ def test_fewer_saved_blocks_than_compiled_for_and_rows_that_change(monkeypatch: 
 
 def test_rows_of_many_passes_and_blocks_that_finish_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth pass waits for the second phase of a barrier."""
-    case = Case(monkeypatch, rows=50, live=49, exchange="two_shot", rows_each=8)
+    case = Case(monkeypatch, rows=50, live=49, exchange="two_shot", rows_each=8, rehearse=1)
     assert case.launch.blocks == 16
     for live in (49, 3):
         case.poison()
