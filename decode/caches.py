@@ -270,6 +270,21 @@ class DecodeCache:
         )
         self.note_accepted(slots, counts)
 
+    def cut(self, slot: int, tokens: int) -> None:
+        """The last ``tokens`` that a request's last step accepted never happened; some of that step's remain.
+
+        Raises:
+            InputError: a negative number, or a step that is not accepted, or did not accept more.
+        """
+        self.ready([slot])
+        if not 0 <= tokens <= int(self.snapshot[slot]):
+            raise InputError(
+                f"request {slot}: {tokens} tokens cannot be cut from a step of {int(self.snapshot[slot]) + 1}"
+            )
+        self.context[slot] -= tokens
+        self.snapshot[slot] -= tokens
+        self._lengths[slot] -= tokens
+
     def note_accepted(self, slots: Sequence[int], counts: Sequence[int]) -> None:
         """Host side of :meth:`accept`, for steps whose device side ran inside a captured graph."""
         for slot, count in zip(slots, counts, strict=True):

@@ -27,11 +27,13 @@ from .reports import Folder, between, bundled, conditions, drafting, evidence
 from .run import BOTH, check_bundle, write_reports
 
 if TYPE_CHECKING:
+    from ..backends import Backend
     from ..dispatch import Dispatcher
+    from ..dspark.weights import DraftWeights
     from ..traffic.steps import Steps
     from .places import Say
 
-EAGER = "steps of many shapes, in no captured graph: `decode bench` without a workload measures them"
+MANY = "a replay's steps have many shapes: `decode bench` without a workload measures one"
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,6 @@ class Handling:
         return f"keep {self.keep_gb:g} GB{reuse}{' real pauses' if self.real_pauses else ''}"
 
 
-EAGER_NOTE = "kernels of a replay are launched one by one, in no captured graph: its times hold the host's launches"
-
-
 def _choices(
     card: ModelCard, options: RunOptions, traffic: Traffic, bundle: Finder | None, device: Device | None
 ) -> tuple[Choice, ...]:  # fmt: skip
@@ -70,25 +69,50 @@ def _choices(
     )  # fmt: skip
 
 
-def _steps(card: ModelCard, options: RunOptions) -> Callable[[Dispatcher], Steps] | None:
-    """With drafts; the drafter's weights are made or loaded once for all backends."""
-    if not options.drafts:
-        return None
-    from ..dspark.acceptance import acceptance
-    from ..dspark.drafter import Drafter
-    from ..speculate_run import drafter_weights, fitted_card
-    from ..traffic.steps import DraftedSteps
+def _steps(
+    card: ModelCard, options: RunOptions, backend: Backend, made: list[DraftWeights]
+) -> Callable[[Dispatcher], Steps]:
+    """Captured ones of a backend; the drafter's weights are ``made`` or loaded once for all backends."""
+    from ..scope import StepShape
+    from ..traffic.captured import CapturedDraftedSteps, CapturedPlainSteps, Served
 
-    accepts = acceptance(options.drafts, options.temperature, options.acceptance_length)
-    made: list[Any] = []
+    def shape(requests: int) -> StepShape:
+        return StepShape((options.drafts,) * requests)
 
     def steps(dispatcher: Dispatcher) -> Steps:
+        def note(requests: int) -> None:
+            if backend.scope:
+                dispatcher.tally.note(backend.scope.judge(shape(requests)))
+
+        served = Served(options.rows, lambda requests: backend.of(shape(requests)), note)
+        if not options.drafts:
+            return CapturedPlainSteps(dispatcher, served)
+        from ..dspark.acceptance import acceptance
+        from ..dspark.drafter import Drafter
+        from ..speculate_run import drafter_weights, fitted_card
+
         if not made:
             made.append(drafter_weights(fitted_card(card), dispatcher.weights, options))
         drafter = Drafter(made[0], dispatcher.weights, dispatcher.cache, dispatcher.comm)
-        return DraftedSteps(dispatcher, drafter, accepts, drafts=options.drafts, temperature=options.temperature)
+        accepts = acceptance(options.drafts, options.temperature, options.acceptance_length)
+        return CapturedDraftedSteps(
+            dispatcher, drafter, accepts, served, drafts=options.drafts, temperature=options.temperature
+        )
 
     return steps
+
+
+WARM_TOKENS = 64
+
+
+def _warm(dispatcher: Dispatcher) -> None:
+    """A prompt that is nobody's: what is made at a first prefill is no user's wait."""
+    from ..dispatch import StepWork
+
+    cache, comm = dispatcher.cache, dispatcher.comm
+    slot, token = cache.add(), comm.rank * dispatcher.weights.embed.shape[0]
+    dispatcher.run(StepWork(prompts={slot: [token] * min(WARM_TOKENS, cache.max_context)}))
+    cache.release(slot)
 
 
 def check_traffic(
@@ -158,17 +182,19 @@ def run_traffic(
         wanted = _choices(card, options, traffic, bundle, device)
     choices = usable_choices(wanted, options, device)
     weights = weights_here(card, options, group.comm, group, tell)
-    steps, ran = _steps(card, options), {}
+    drafter, ran = list[Any](), {}
     for name in names:
         backend, own = backend_here(card, options, name, weights, group, bundle, choices)
         cache = DecodeCache(
             card, tp=options.tp, max_requests=options.rows, max_context=traffic.context + options.drafts, dtype=weights.dtype,
-            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE,
+            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True,
         )  # fmt: skip
+        _warm(backend.dispatcher(weights, cache, group.comm, own, tell))
         dispatcher = backend.dispatcher(weights, cache, group.comm, own, tell)
         ran[name] = replay_backend(
             dispatcher, traffic, rows=options.rows, keep_bytes=int(how.keep_gb * 1e9), reuse=how.reuse,
-            real_pauses=how.real_pauses, kept=files[name].add, done=partial(tell, f"{name} turns"), steps=steps,
+            real_pauses=how.real_pauses, kept=files[name].add, done=partial(tell, f"{name} turns"),
+            steps=_steps(card, own, backend, drafter),
         )  # fmt: skip
         ran[name]["operators"] = backend.used.name
         backend.check()
@@ -176,15 +202,13 @@ def run_traffic(
         *([AUTO_NOTE] if "auto" in names else []),
         *head_lines(replace(options, backend="latency_specialized"), wanted, device, group),
     ]
-    if device:
-        notes.append(EAGER_NOTE)
     if any(session.name.startswith("synthetic-") for session in traffic.sessions):
         notes.append("SYNTHETIC traffic: made-up sessions")
     alike = conditions(
         card, options, gpu=device.name if device else NO_GPU, gpus=1, transport="loopback" if group.alone else "none",
         workload=f"{traffic.digest} rows {options.rows} {how.words}",
     ).to_json()  # fmt: skip
-    missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), EAGER)
+    missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), MANY)
     reports = {
         name: {
             "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measures(one),

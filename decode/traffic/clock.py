@@ -19,17 +19,20 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time.
+    """Real time, from when it is first asked: what is made before a replay begins is nobody's wait.
 
     Args:
         real_pauses: wait where nothing runs; else such time is counted and not waited for.
     """
 
     def __init__(self, *, real_pauses: bool = False) -> None:
-        self._real, self._passed, self._start = real_pauses, 0.0, time.perf_counter()
+        self._real, self._passed = real_pauses, 0.0
+        self._start: float | None = None
 
     def now(self) -> float:
-        """Seconds since it was made, those passed over counted."""
+        """Seconds since it was first asked, those passed over counted."""
+        if self._start is None:
+            self._start = time.perf_counter()
         return time.perf_counter() - self._start + self._passed
 
     def pass_until(self, moment: float) -> None:

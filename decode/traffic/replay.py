@@ -188,12 +188,12 @@ class Replay:
         )
         for slot, tokens in out.items():
             self._live[slot].tokens += tokens
-        took, tokens = self._clock.now() - begun, sum(map(len, out.values()))
+        took, count = self._clock.now() - begun, sum(map(len, out.values()))
         self.decode_s += took
-        self.decode_tokens += tokens
+        self.decode_tokens += count
         self.steps += 1
         if took > 0:
-            self.rates.append(tokens / took)
+            self.rates.append(count / took)
 
     def _ended(self) -> list[int]:
         return [slot for slot, one in self._live.items() if len(one.tokens) >= one.session.turns[one.turn].output]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from k3lab.decode.dspark.weights import random_rank_draft
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.sharding import ModelTensors
 from k3lab.decode.speculate_run import fitted_card
+from k3lab.decode.traffic.captured import CapturedDraftedSteps, CapturedPlainSteps
+from k3lab.decode.traffic.captured import Served as TurnsServed
 from k3lab.decode.traffic.clock import WallClock
 from k3lab.decode.traffic.replay import Replay, Served
 from k3lab.decode.traffic.seen import percentile, seen
 from k3lab.decode.traffic.sessions import Session, Traffic, Turn, read_traffic, traffic_of
-from k3lab.decode.traffic.steps import DraftedSteps, Steps
+from k3lab.decode.traffic.steps import DraftedSteps, PlainSteps, Steps
 from k3lab.decode.traffic.synthetic import Shape, synthetic
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import InputError, ModelCard
@@ -147,18 +150,33 @@ def put_out(replay: Replay) -> dict[tuple[str, int], list[int]]:
     return out
 
 
-def drafted(weights: RankWeights, traffic: Traffic, length: float | None = None, **more: Any) -> Any:
+def served_here(weights: RankWeights, told: list[int] | None = None) -> TurnsServed:
+    note = told.append if told is not None else lambda _requests: None
+    return TurnsServed(2, lambda _requests: ReferenceOperators(weights.card), note)
+
+
+def drafted(
+    weights: RankWeights, traffic: Traffic, length: float | None = None, *, captured: bool = False, **more: Any
+) -> Any:
     """A replay with two drafts, and what each turn put out."""
     card = fitted_card(weights.card)
     draft = random_rank_draft(card, weights.card, seed=0, dtype=weights.dtype, tp=1, rank=0)
 
     def steps(runs: Any) -> Steps:
         accepts = acceptance(2, 0.0, length)
-        return DraftedSteps(runs, Drafter(draft, weights, runs.cache, runs.comm), accepts, drafts=2)
+        drafter = Drafter(draft, weights, runs.cache, runs.comm)
+        if captured:
+            return CapturedDraftedSteps(runs, drafter, accepts, served_here(weights), drafts=2)
+        return DraftedSteps(runs, drafter, accepts, drafts=2)
 
     clock = Costs()
     cache = DecodeCache(
-        weights.card, max_requests=2, max_context=traffic.context + 2, max_verify=3, dtype=weights.dtype
+        weights.card,
+        max_requests=2,
+        max_context=traffic.context + 2,
+        max_verify=3,
+        dtype=weights.dtype,
+        padding=captured,
     )
     inner = Dispatcher(weights, cache, SingleRank(), auto=ReferenceOperators(weights.card))
     replay = Replay(Counting(inner, clock), traffic, rows=2, clock=clock, steps=steps, **more)  # type: ignore[arg-type]
@@ -202,6 +220,41 @@ def test_a_drafters_rows_come_back_with_the_context(weights: RankWeights) -> Non
     # nothing beyond what a turn asked for is counted
     assert told["output_tokens"] == 22 and replay.decode_tokens == 22 - 5
     assert 1 < told["mean_tokens_a_step"] <= 3 and without.how.accepted == replay.how.accepted
+
+
+def test_captured_steps_put_out_the_same_tokens(weights: RankWeights) -> None:
+    """Turns that come and go, a last step that is cut, contexts that come back: as step by step."""
+    traffic = traffic_of(TALK)
+    _, wanted, eager = drafted(weights, traffic, 2.5)
+    _, got, replay = drafted(weights, traffic, 2.5, captured=True)
+    assert got == wanted and sorted(replay.how.accepted) == sorted(eager.how.accepted)
+    plain = {}
+    for captured in (False, True):
+        told, clock = list[int](), Costs()
+        cache = DecodeCache(
+            weights.card, max_requests=2, max_context=traffic.context, dtype=weights.dtype, padding=captured
+        )
+        runs = Dispatcher(weights, cache, SingleRank(), auto=ReferenceOperators(weights.card))
+        how = (lambda own, told=told: CapturedPlainSteps(own, served_here(weights, told))) if captured else PlainSteps
+        made = Replay(Counting(runs, clock), traffic, rows=2, clock=clock, steps=how)  # type: ignore[arg-type]
+        plain[captured] = put_out(made)
+        list(made.run())
+        assert not captured or sum(told) == 22 - 5
+    assert plain[True] == plain[False]
+
+
+def test_what_a_step_did_not_accept_cannot_be_cut(weights: RankWeights) -> None:
+    cache = DecodeCache(weights.card, max_requests=1, max_context=9, max_verify=4, dtype=weights.dtype)
+    slot = cache.add()
+    cache.begin([slot], 4)
+    with pytest.raises(InputError, match="unaccepted step"):
+        cache.cut(slot, 1)
+    cache.accept([slot], [3])
+    cache.cut(slot, 2)
+    assert (cache.length(slot), int(cache.context[slot]), int(cache.snapshot[slot])) == (1, 1, 0)
+    for tokens in (1, -1):
+        with pytest.raises(InputError, match="cannot be cut from a step of 1"):
+            cache.cut(slot, tokens)
 
 
 def test_made_up_traffic_is_the_seeds(tmp_path: Path) -> None:
@@ -264,6 +317,8 @@ def test_sessions_that_contradict_each_other_are_refused(weights: RankWeights) -
 
 def test_pauses_are_passed_over_and_counted() -> None:
     clock = WallClock()
+    time.sleep(0.05)
+    assert clock.now() < 0.04  # it begins where it is first asked
     clock.pass_until(1000.0)
     assert 1000 <= clock.now() < 1010
     clock.pass_until(5.0)

@@ -1,0 +1,102 @@
+"""Turns that decode from captured steps, as batches do: without them a GPU waits for the host's launches.
+
+Without a GPU the same bodies run directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..dispatch import Dispatcher
+from ..dspark.acceptance import Acceptance
+from ..dspark.captured import SpeculationGraphs
+from ..dspark.drafter import Drafter
+from ..graphs import StepGraphs, sizes_of
+from ..greedy import next_tokens
+from ..operators import Operators
+from .steps import DraftedSteps, PlainSteps
+
+
+@dataclass(frozen=True)
+class Served:
+    """What decodes a step, by its rows, and who counts steps."""
+
+    rows: int
+    """Turns at a time."""
+    operators: Callable[[int], Operators]
+    """Requests of a step to the operators that serve it."""
+    note: Callable[[int], None]
+    """Told of every step with how many requests it had."""
+
+
+class CapturedPlainSteps(PlainSteps):
+    """As :class:`~k3lab.decode.traffic.steps.PlainSteps`."""
+
+    def __init__(self, dispatcher: Dispatcher, served: Served) -> None:
+        """Capture a step for every number of turns; the dispatcher's cache has a padding slot."""
+        super().__init__(dispatcher)
+        self._served = served
+        self._graphs = StepGraphs(
+            dispatcher.weights, dispatcher.cache, dispatcher.comm, served.operators, sizes=sizes_of(1, served.rows)
+        )
+
+    def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        slots, cache = list(self._last), self._dispatcher.cache
+        cache.begin(slots, 1)
+        with torch.inference_mode():
+            logits = self._graphs.step(torch.tensor([[self._last[slot]] for slot in slots]), slots)
+            chosen = next_tokens(logits[:, 0], self._dispatcher.weights, self._dispatcher.comm).tolist()
+        cache.accept(slots, [1] * len(slots))
+        self._served.note(len(slots))
+        self._last.update(zip(slots, chosen, strict=True))
+        self.accepted += [1] * len(slots)
+        return {slot: [token] for slot, token in self._last.items()}
+
+
+class CapturedDraftedSteps(DraftedSteps):
+    """As :class:`~k3lab.decode.traffic.steps.DraftedSteps`; drafts are made anew where turns come or go."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, drafter: Drafter, acceptance: Acceptance, served: Served, *, drafts: int,
+        temperature: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Capture a step for every number of turns; the dispatcher's cache has a padding slot."""
+        super().__init__(dispatcher, drafter, acceptance, drafts=drafts, temperature=temperature)
+        self._served, width = served, drafts + 1
+        self._graphs = SpeculationGraphs(
+            dispatcher.weights, dispatcher.cache, dispatcher.comm, lambda rows: served.operators(rows // width), drafter, acceptance,
+            drafts=drafts, sizes=sizes_of(width, served.rows * width), draft_temperature=temperature,
+        )  # fmt: skip
+        self._held: list[int] = []
+
+    def join(self, slot: int, logits: torch.Tensor, seed: int) -> int:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        self._held = []
+        return super().join(slot, logits, seed)
+
+    def leave(self, slot: int) -> None:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        self._held = []
+        super().leave(slot)
+
+    def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        own, cache = self._decoder.requests, self._decoder.dispatcher.cache
+        slots = [one.slot for one in own]
+        if slots != self._held:
+            self._graphs.begin(slots, [one.last for one in own], [one.seed for one in own])
+            self._held = slots
+        made = {}
+        for one, out in zip(own, self._graphs.step(), strict=True):
+            kept = out[: most[one.slot]]
+            if len(kept) < len(out):  # its turn ends here: what lies beyond never happened
+                cache.cut(one.slot, len(out) - len(kept))
+            made[one.slot] = kept
+            one.last = kept[-1]
+            self.accepted.append(len(kept))
+        self._served.note(len(slots))
+        return made
