@@ -225,8 +225,9 @@ def test_a_drafters_rows_come_back_with_the_context(weights: RankWeights) -> Non
 def test_captured_steps_put_out_the_same_tokens(weights: RankWeights) -> None:
     """Turns that come and go, a last step that is cut, contexts that come back: as step by step."""
     traffic = traffic_of(TALK)
-    _, wanted, eager = drafted(weights, traffic, 2.5)
-    _, got, replay = drafted(weights, traffic, 2.5, captured=True)
+    _, wanted, eager = drafted(weights, traffic, 3.0)  # all drafts are accepted: turns of six and five tokens are cut
+    _, got, replay = drafted(weights, traffic, 3.0, captured=True)
+    assert {1, 2, 3} == set(replay.how.accepted)
     assert got == wanted and sorted(replay.how.accepted) == sorted(eager.how.accepted)
     plain = {}
     for captured in (False, True):
