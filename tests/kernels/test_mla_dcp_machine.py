@@ -39,12 +39,12 @@ def test_every_rank_is_its_twin(monkeypatch, kind, tp, rows, live, contexts, siz
     case.judge()
 
 
-@pytest.mark.parametrize("kind", ["bf16_dcp", "fp8_verify2_dcp"])
+@pytest.mark.parametrize("kind", ["bf16_dcp", pytest.param("fp8_verify2_dcp", marks=pytest.mark.slow)])
 def test_one_rank_plays_all_over_loopback(monkeypatch, kind):
     """Factors that tell slots apart; with a factor of zero a rank without tokens."""
     factors = (0.5, -2.0, 0.0, 4.0)
-    one = small(2, kind, 4, heads=2)
-    case = Case(monkeypatch, one, [37] * one.requests, factors=factors, **FEW)
+    one = small(4, kind, 4, heads=2)
+    case = Case(monkeypatch, one, [37] * one.requests, factors=factors, **{**FEW, "splits": 2, "cluster": 8})
     case.step()
     wanted = FAMILY.over_loopback(one, {**case.inputs[0]}, factors)["out"]
     result = compare("out", case.got(0)[0], wanted, FAMILY.tolerance(one, "out"))
@@ -53,7 +53,7 @@ def test_one_rank_plays_all_over_loopback(monkeypatch, kind):
 
 def test_rows_come_and_go_and_every_launch_is_counted(monkeypatch):
     case = Case(monkeypatch, small(2, "bf16_dcp", 2), [40, 9], **FEW)
-    for turn, live in enumerate((2, 1, 2)):
+    for turn, live in enumerate((1, 2)):
         for rank in case.ranks:
             at, _, shape = case.memory.places[f"out {rank}"]
             case.memory.data[at : at + int(np.prod(shape))] = 0xFF
