@@ -19,7 +19,7 @@ def k3_router_cute_fused_step(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
     """First the clusters that make and publish this rank's shard, then one that chooses, then one that copies latents.
 
@@ -36,7 +36,7 @@ def k3_router_cute_fused_step(
         epoch = front(at, rows, block, memory, F, False, RELEASE, JITTER)
     elif cluster == F.tiles:
         at = [one.iterator.toint() for one in (mailbox, bias, logits, ids, weights, order, units, nans, epochs, health)]
-        epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER)
+        epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER, REHEARSE)
     else:
         epoch = copy(box, latent.iterator.toint(), counter, record, rows, block, part, C, BACKOFF, RELEASE, JITTER)
     if t == 0:  # all warps of the block have read the counter: they have met since
@@ -54,10 +54,10 @@ def launch(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one cluster a tile, and two more."""
     k3_router_cute_fused_step(
         x, w_router, w_down, peers, bias, logits, latent, ids, weights, order, units, nans, mailbox, targets, epochs, health,
-        rows, F, C, SCALING, BACKOFF, RELEASE, JITTER,
+        rows, F, C, SCALING, BACKOFF, RELEASE, JITTER, REHEARSE,
     ).launch(grid=[F.blocks + 2 * F.split, 1, 1], block=[F.threads, 1, 1], cluster=[F.split, 1, 1], stream=stream)  # fmt: skip

@@ -6,8 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
+from ..output_projection.common import REHEARSE
 from ..residency import register_limit
-from ..space import Config, Constraint, Param, Space
+from ..space import Config, Constraint, Space
 from .common import (
     FRONT_PARAMS,
     HERE,
@@ -81,11 +82,12 @@ class CuteFusedEngine(Engine):
             ),
         )
         rules = (can_choose, *front_rules(problem, gpu), *others)
-        backoff = Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls")
-        return Space((*FRONT_PARAMS, backoff), rules, first_legal(problem, rules, {"backoff": 0}))
+        return Space((*FRONT_PARAMS, REHEARSE), rules, first_legal(problem, rules, {"rehearse": 0}))
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
-        """One launch. ``jitter``, not in the space: seed of random delays in every hand-over, for tests."""
+        """One launch. Not in the space: ``backoff``, nanoseconds between two rounds of polls, of which none was the best in the first
+        measured configs; ``jitter``, seed of random delays in every hand-over, for tests.
+        """
         from .cute_fused import launch
 
         problem = router(problem)
@@ -93,7 +95,8 @@ class CuteFusedEngine(Engine):
         blocks = front.blocks + ROLES * front.split
         buffers = (*choice_buffers(problem), *shard_buffers(problem, blocks))
         more = (
-            front, choice, problem.scaling, int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+            front, choice, problem.scaling, int(config.get("backoff", 0)), str(config["release"]), int(config.get("jitter", 0)),
+            bool(config["rehearse"]),
         )  # fmt: skip
         made = built(
             launch, STEP, more, problem, buffers, arch, blocks=blocks, threads=front.threads, cluster=front.split,

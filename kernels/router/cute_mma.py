@@ -39,7 +39,7 @@ def k3_router_cute_mma_choice(
     block, _, _ = arch.block_idx()
     at = [one.iterator.toint() for one in (logits, bias, logits, ids, weights, order, units, nans, nans, nans)]
     memory = SmemAllocator().allocate_array(Int32, C.shared_bytes // 4, byte_alignment=16)
-    route(at, rows, block, block, memory, SCALING, C, False, 0, RELEASE, 0)
+    route(at, rows, block, block, memory, SCALING, C, False, 0, RELEASE, 0, False)
 
 
 k3_router_cute_mma_front.set_name_prefix(

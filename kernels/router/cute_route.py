@@ -8,7 +8,7 @@ from cutlass.cute import arch
 
 from ..cute_numbers import as_word
 from ..cute_waits import epoch_of, pause
-from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, pairs_of
+from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, meet, pairs_of
 from .cute_group import group
 from .cute_words import piece, poll_twos
 
@@ -16,17 +16,54 @@ COPIES = 4
 
 
 @cute.jit
+def choose_row(
+    tensors: list, row: Int32, pairs: list, held: list, local: Int32, lane: Int32, epoch: Uint32, block: Int32, memory: list,
+    scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, live: Int32 | None,
+):  # fmt: skip
+    """A row's logits, its choice, and the choice's ids to the block that groups; with ``live`` zero none of it but the
+    instructions: nobody is waited for, nothing leaves the block.
+    """
+    source, _, logits, ids_out, weights, _, _, nans, _, health = tensors
+    best, candidates, scores, counts, ids, barrier = memory
+    parity = Int32(epoch & Uint32(1))
+    words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF, live)
+    real = lane >= 0
+    if cutlass.const_expr(live is not None):
+        real = live != Int32(0)
+    if cutlass.const_expr(MAIL):
+        for i in cutlass.range_constexpr(C.pairs_a_lane):
+            if (C.pair(lane, i) < C.pairs) & real:
+                at = logits + (row * C.experts + 2 * pairs[i]) * 4
+                arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
+    place, expert, weight, odd = choose(
+        words, held, pairs, local, lane, [best, candidates, scores, counts], scaling, C
+    )  # fmt: skip
+    if (lane < C.top_k) & real:
+        entry = row * C.top_k + place
+        if cutlass.const_expr(C.blocks > 1):
+            arch.store_async_dsmem((ids.iterator + entry).align(4), expert, barrier.iterator, Int32(0))
+        else:  # a launch without clusters knows no st.async: illegal instruction on an H200
+            ids[entry] = expert
+        arch.inline_ptx(STORE, read_only_args=[ids_out + entry * 4, Uint32(expert)])
+        arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
+    if (lane == 0) & real:
+        arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
+
+
+@cute.jit
 def route(
     tensors: list, rows: Int32, block: Int32, part: Int32, memory: cute.Pointer, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
     MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
     """Block ``part`` of the cluster chooses for its rows; the first then groups all rows' choices. Returns the epoch.
 
     ``tensors`` are addresses: source of the logits (a mailbox if ``MAIL``), bias, logits (to be written if ``MAIL``), ids,
     weights, order, units, nans, epochs, health. Blocks of the cluster send the first the ids of their rows; that wait
-    ends, because a block that gives up its own wait sends what it has all the same.
+    ends, because a block that gives up its own wait sends what it has all the same. ``REHEARSE``: all of it is run once for nothing
+    while the logits are under way, which fetches the code.
     """
-    source, bias, logits, ids_out, weights, order, units, nans, counter, health = tensors
+    _, bias, _, _, _, order, units, _, counter, _ = tensors
     t, _, _ = arch.thread_idx()
     threads = 32 * C.warps
     if cutlass.const_expr(RELEASE != "end"):
@@ -61,27 +98,24 @@ def route(
         arch.cluster_wait()
     if mine:
         pause(JITTER, epoch, block * 64 + 33 + local)
-        parity = Int32(epoch & Uint32(1))
-        words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF)
-        if cutlass.const_expr(MAIL):
-            for i in cutlass.range_constexpr(C.pairs_a_lane):
-                if C.pair(lane, i) < C.pairs:
-                    at = logits + (row * C.experts + 2 * pairs[i]) * 4
-                    arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
-        place, expert, weight, odd = choose(
-            words, held, pairs, local, lane, [best, candidates, scores, counts], scaling, C
-        )  # fmt: skip
-        if lane < C.top_k:
-            entry = row * C.top_k + place
-            if cutlass.const_expr(C.blocks > 1):
-                arch.store_async_dsmem((ids.iterator + entry).align(4), expert, arrived, Int32(0))
-            else:  # a launch without clusters knows no st.async: illegal instruction on an H200
-                ids[entry] = expert
-            arch.inline_ptx(STORE, read_only_args=[ids_out + entry * 4, Uint32(expert)])
-            arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
-        if lane == 0:
-            arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
-    if part == 0:
+        if cutlass.const_expr(not REHEARSE):
+            choose_row(
+                tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, None
+            )  # fmt: skip
+    if cutlass.const_expr(REHEARSE):
+        for live in cutlass.range(2, unroll=1):
+            if mine:
+                choose_row(
+                    tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, live
+                )  # fmt: skip
+                meet(local, C)  # what the row's warps write for each other is written anew
+            if part == 0:
+                if cutlass.const_expr(C.blocks > 1):  # noqa: SIM102, compiled in or not, then asked at run time
+                    if live != Int32(0):
+                        arch.mbarrier_wait(arrived, 0)
+                arch.sync_threads()
+                group(ids, masks, starts, sums, order, units, rows * live, t, threads, C)
+    elif part == 0:
         if cutlass.const_expr(C.blocks > 1):
             arch.mbarrier_wait(arrived, 0)
         arch.sync_threads()

@@ -59,12 +59,13 @@ def shared_words(text: cutlass.Constexpr, address: Int32, WORDS: cutlass.Constex
 
 @cute.jit
 def poll_twos(
-    at: list, slots: list, epoch: Uint32, health: Int64, block: Int32, BACKOFF: cutlass.Constexpr
+    at: list, slots: list, epoch: Uint32, health: Int64, block: Int32, BACKOFF: cutlass.Constexpr, live: Int32 | None = None
 ):  # fmt: skip
     """Two neighbouring words from each address, once all of them carry the epoch, or after the limit.
 
     ``slots`` are the ranks that write there. A round asks for all at once; every :data:`POLLS_A_LOOK` rounds a lane
-    looks at the clock and the health record, and gives up past the limit or once anyone has.
+    looks at the clock and the health record, and gives up past the limit or once anyone has. With ``live`` zero nothing is
+    waited for.
     """
     words = []
     for one in at:
@@ -74,6 +75,8 @@ def poll_twos(
         missing |= (words[4 * i + 1] ^ epoch) | (words[4 * i + 3] ^ epoch)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
+    if cutlass.const_expr(live is not None):
+        waits = (missing != Uint32(0)) & (live != Int32(0))
     while waits:
         if cutlass.const_expr(BACKOFF > 0):
             arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])

@@ -177,8 +177,9 @@ def test_configs_of_the_whole_space_pass_the_house_check(device, rows, kind):
         assert result.ok, f"{config}: {result.reason}"
 
 
-def test_row_counts_change_from_launch_to_launch(device):
-    case = Case(device, problem(64))
+@pytest.mark.parametrize("rehearse", [0, 1])
+def test_row_counts_change_from_launch_to_launch(device, rehearse):
+    case = Case(device, problem(64), {"rehearse": rehearse})
     for rows in (64, 1, 8, 64, 33, 32, 1, 64):
         case.run(rows)
         case.judge(rows)
