@@ -14,8 +14,8 @@ from ..dispatch import Dispatcher
 from ..dspark.acceptance import Acceptance
 from ..dspark.captured import SpeculationGraphs
 from ..dspark.drafter import Drafter
-from ..graphs import StepGraphs, sizes_of
-from ..greedy import next_tokens
+from ..graphs import sizes_of
+from ..greedy import GreedyGraph
 from ..operators import Operators
 from .steps import DraftedSteps, PlainSteps
 
@@ -39,22 +39,37 @@ class CapturedPlainSteps(PlainSteps):
         """Capture a step for every number of turns; the dispatcher's cache has a padding slot."""
         super().__init__(dispatcher)
         self._served = served
-        self._graphs = StepGraphs(
-            dispatcher.weights, dispatcher.cache, dispatcher.comm, served.operators, sizes=sizes_of(1, served.rows)
-        )
+        # the largest first, as everywhere
+        self._graphs = {
+            size: GreedyGraph(
+                dispatcher.weights, dispatcher.cache, size, served.operators(size), dispatcher.comm
+            )
+            for size in reversed(sizes_of(1, served.rows))
+        }  # fmt: skip
+        self._held: list[int] = []
+
+    def join(self, slot: int, logits: torch.Tensor, seed: int) -> int:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        self._held = []
+        return super().join(slot, logits, seed)
+
+    def leave(self, slot: int) -> None:
+        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
+        self._held = []
+        super().leave(slot)
 
     def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
         """See :class:`~k3lab.decode.traffic.steps.Steps`."""
-        slots, cache = list(self._last), self._dispatcher.cache
-        cache.begin(slots, 1)
-        with torch.inference_mode():
-            logits = self._graphs.step(torch.tensor([[self._last[slot]] for slot in slots]), slots)
-            chosen = next_tokens(logits[:, 0], self._dispatcher.weights, self._dispatcher.comm).tolist()
-        cache.accept(slots, [1] * len(slots))
+        slots = list(self._last)
+        graph = self._graphs[min(size for size in self._graphs if size >= len(slots))]
+        if slots != self._held:
+            graph.begin(slots, torch.tensor([self._last[slot] for slot in slots]))
+            self._held = slots
+        out = dict(zip(slots, graph.step(), strict=True))
         self._served.note(len(slots))
-        self._last.update(zip(slots, chosen, strict=True))
+        self._last.update({slot: token for slot, (token,) in out.items()})
         self.accepted += [1] * len(slots)
-        return {slot: [token] for slot, token in self._last.items()}
+        return out
 
 
 class CapturedDraftedSteps(DraftedSteps):
