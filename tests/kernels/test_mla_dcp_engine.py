@@ -18,8 +18,9 @@ from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.propose import ENUMERABLE
 from k3lab.tuning.sass_order import order, wait_fault
 
-from .mla_case import FAMILY, H200, problem, row_counts
-from .mla_dcp_case import ENGINE, small
+from . import test_mla_dcp_gpu, test_mla_dcp_ranks_gpu
+from .mla_case import FAMILY, H200, exact_inputs, problem, row_counts
+from .mla_dcp_case import ENGINE, all_ranks, judge_rank, small
 from .test_mla_engines import KEYS, WEIGHTS
 
 KINDS = [kind for kind in FAMILY.kinds if kind.endswith("_dcp")]
@@ -119,6 +120,29 @@ def test_buffers_are_what_the_transport_fills():
     held, boxes = own_buffers(compiled, Loopback(2), "cpu")
     assert len(boxes) == 2 and not any(bool(held[name].any()) for name in ("queries", "latents", "epochs", "health"))
     assert held["latents_targets"][1, 0] - held["latents_targets"][0, 0] == held["latents"][0].nbytes
+
+
+def test_the_cases_of_the_gpu_tests_are_legal_and_can_be_judged_without_one():
+    for kind, rows, tp in test_mla_dcp_gpu.SHAPES:
+        one = problem(rows, kind, tp)
+        assert ENGINE.refuses(one, "sm_90a") is None and ENGINE.space(one, H200).illegal(config(one)) is None
+        factors = test_mla_dcp_gpu.factors_of(tp)
+        assert sum(factors) != 0 and len(set(factors)) > 1
+    for kind, rows, tp in (setting.values[0] for setting in test_mla_dcp_ranks_gpu.SETTINGS):
+        one = test_mla_dcp_ranks_gpu.setting_problem(kind, rows, tp)
+        assert ENGINE.refuses(one, "sm_90a") is None
+        assert ENGINE.space(one, H200).illegal(config(one, **test_mla_dcp_ranks_gpu.FEW)) is None
+    for splits in (1, 2, 4):
+        one = problem(4, "bf16_dcp", 4)
+        assert ENGINE.space(one, H200).illegal(config(one, splits=splits, **test_mla_dcp_gpu.SHORT)) is None
+    one = problem(4, "bf16_dcp", 4, heads=1, q_lora=256)
+    inputs = exact_inputs(one, test_mla_dcp_gpu.EXACT)
+    exact = FAMILY.over_loopback(one, inputs, (1.0,) * 4)["out"]
+    assert bool(exact.any()) and torch.equal(exact, (exact * 2**12).round() / 2**12)
+    one = problem(2, "bf16_dcp", 4, heads=1, q_lora=256)
+    inputs, wanted = all_ranks(one, (5, 0))
+    for rank, twin in enumerate(wanted):
+        judge_rank(one, rank, inputs[rank], twin["out"].bfloat16(), twin["cache"].bfloat16(), twin, 2)
 
 
 @pytest.mark.parametrize(
