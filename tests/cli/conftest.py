@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def studies(quick_studies: None) -> None:
+    """Of all tests here."""
+
+
 @pytest.fixture(scope="session")
 def cli_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """One for all processes of a run: what one compiled, no other compiles again."""
+    own = tmp_path_factory.getbasetemp()
+    cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "k3lab-cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,11 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def studies(quick_studies: None) -> None:
+    """Of all tests here."""
+
+
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured studies are allowed: the fake evaluator needs no GPU."""
