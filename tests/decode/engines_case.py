@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from k3lab.decode.bindings import step_kind
-from k3lab.decode.choices import STEP_FAMILIES, Tuned, model_families
+from k3lab.decode.choices import ARGMAX, STEP_FAMILIES, Tuned, model_families
 from k3lab.decode.sequence import forms, tuned_launches
-from k3lab.decode.stock import AFTER_LAYERS, BEFORE_LAYERS, stock_layer
+from k3lab.decode.stock import BEFORE_LAYERS, after_layers, stock_layer
 from k3lab.kernels import K3, InputError, ModelCard, family
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
@@ -33,15 +33,18 @@ def engine_entries(
     gpu: str = "H200",
     jitter: int = 0,
     exchange: str = "",
+    head: str = "logits",
 ) -> tuple[list[Tuned], list[str]]:
     """Choices as a bundle would give them, and why families have none.
 
     ``exchange`` in place of the defaults': over loopback a two-shot sum repeats this rank's columns for everybody's,
-    so only ``one_shot`` is what a group computes whose other ranks add zeros.
+    so only ``one_shot`` is what a group computes whose other ranks add zeros. ``head``: what the steps hand out.
     """
     chosen, without = [], []
     for name, kind in model_families(card, STEP_FAMILIES):
         found = family(name)
+        if name == "lm_head" and head == "tokens":
+            kind = ARGMAX
         asked = kind or step_kind(found, card, tp=tp, rows=rows, q_len=q_len)
         problem = found.problem(card, tp=tp, rows=rows, kind=asked)
         names = sorted((one.name for one in found.engines), key=lambda one: one != found.default_engine)
@@ -73,7 +76,8 @@ def engine_entries(
 
 def planned(card: ModelCard, choices: list[Tuned], rows: int) -> dict[str, int]:
     """Launches a step of every tuned kernel."""
-    every = [*tuned_launches(BEFORE_LAYERS, choices), *tuned_launches(AFTER_LAYERS, choices)]
+    after = after_layers("tokens" if any(one.kind == ARGMAX for one in choices) else "logits")
+    every = [*tuned_launches(BEFORE_LAYERS, choices), *tuned_launches(after, choices)]
     for form in forms(card, choices):
         every += tuned_launches(stock_layer(form.kind, dense=form.dense, rows=rows), choices, form)
     names = [one.kernel for one in every if one.evidence]

@@ -18,7 +18,7 @@ from k3lab.decode.step import forward, step
 from k3lab.decode.tuned import TunedOperators
 from k3lab.decode.weights import MoeMlp, RankWeights
 from k3lab.kernels import SMALL_K3, ModelCard
-from k3lab.kernels.collectives import LoopbackGroup
+from k3lab.kernels.collectives import LoopbackGroup, StandIn
 from k3lab.kernels.device import Device
 
 from .engines_case import engine_entries, far, five_layers, planned
@@ -147,7 +147,49 @@ def test_a_captured_step_is_the_eager_one_and_launches_what_is_planned(
         assert torch.equal(pages[: other.blocks], cache.mla[layer][: other.blocks])
     names = kernel_names(capture.graphs[0])
     assert not differences(planned(card, choices, rows), names), names
-    # a MoE layer in the middle: its kernels, and nothing but the one cast between them
+    released(weights)
+
+
+@pytest.mark.parametrize(("requests", "q_len"), [(8, 1), (1, 8), (1, 1)])
+def test_tokens_alone_are_those_of_the_logits_in_one_launch(
+    device: Device, card: ModelCard, weights: RankWeights, requests: int, q_len: int
+) -> None:
+    rows, comm, pool = requests * q_len, StandIn(0, TP), {}  # type: ignore[var-annotated]
+    peers = lone_peers(card, tp=TP, rows=rows, device="cuda")
+    made = {}
+    for head in ("logits", "tokens"):
+        choices, _ = engine_entries(card, tp=TP, rows=rows, q_len=q_len, arch=device.arch, head=head)
+        made[head] = choices, TunedOperators(card, choices, dtype=torch.bfloat16, device="cuda", peers=peers, pool=pool)
+    made["tokens"][1].take(weights)
+    cache = cache_of(card, requests, q_len)
+    slots = [cache.add() for _ in range(requests)]
+    cache.begin(slots, q_len)
+    flat, where = torch.randint(0, weights.embed.shape[0], (rows,)).cuda(), torch.tensor(slots).cuda()
+    with torch.inference_mode():
+        scores = forward(weights, cache, flat, where, made["logits"][1], comm, q_len=q_len)[
+            :, : weights.lm_head.shape[0]
+        ]
+    out = torch.empty(rows, dtype=torch.int64, device="cuda")
+    choices, used = made["tokens"]
+    capture = Capture(weights.device)
+    replay = capture(lambda: out.copy_(forward(weights, cache, flat, where, used, comm, q_len=q_len, tokens=True)))
+    seen = []
+    for _ in range(4):  # from an empty context each, as the logits were made
+        for slot in slots:
+            cache.forget(slot)
+        cache.begin(slots, q_len)
+        out.fill_(-1)
+        replay()
+        torch.cuda.synchronize()
+        used.check()
+        seen.append(out.tolist())
+    assert seen == [seen[0]] * 4
+    # two kernels may sum in two orders: the last bit of a BF16 logit
+    best = scores.float().amax(-1)
+    assert (scores.float().gather(1, out[:, None])[:, 0] >= best - best.abs() / 64).all(), (seen[0], scores.argmax(-1))
+    names = kernel_names(capture.graphs[0])
+    assert not differences(planned(card, choices, rows), names), names
+    assert sum("lm_head" in name for name in names) == 1
     released(weights)
 
 
@@ -212,5 +254,11 @@ def test_the_bars_run_on_a_small_stack(device: Device) -> None:
             assert own["layers"]["kda"]["launches"] > 5
             assert own["layers"]["kda"]["us"] > 0
             assert own["step_us"] > own["layers"]["kda"]["us"]
+            layer = own["layers"]["kda"]
+            # profiled replays see the kernels that the graph launches, and as much time as the slope within noise
+            seen = sum(kernel["launches"] for kernel in layer["kernel_times"])
+            assert abs(seen - layer["launches"]) <= 0.25 * layer["launches"], layer["kernel_times"]
+            assert 0.3 < layer["traced_us"] / layer["us"] < 3
+            assert {part["family"] for part in layer["made_of"]} == {"torch"}
     assert found["rows"][0]["planned_tuned_launches"] == 0  # without a bundle nothing is tuned
     assert found["verdicts"]
