@@ -44,8 +44,24 @@ def build(rows, change, arch, **problem):
     return config, launch
 
 
-@pytest.mark.parametrize("arch", CARDS)
-@pytest.mark.parametrize("name", GRID)
+BLACKWELL = (
+    "as by default",
+    "nothing before the wait",
+    "two outputs, two rows",
+    "narrow vectors",
+    "two loads a vector",
+    "eight rows",
+)
+"""Of the grid: every order around the wait, every width of a load, few and many rows."""
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        pytest.param(name, arch, marks=() if arch == "sm_90a" or name in BLACKWELL else pytest.mark.slow)
+        for name, arch in itertools.product(GRID, CARDS)
+    ],
+)
 def test_machine_code(name, arch):
     rows, change = GRID[name]
     config, launch = build(rows, change, arch)

@@ -1,6 +1,7 @@
 """cute_mma: what it refuses, its space, and the machine code of its configs."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -94,8 +95,25 @@ def test_invariant_configs_share_what_the_sum_depends_on():
     assert len(orders) == 1
 
 
-@pytest.mark.parametrize("arch", CARDS)
-@pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 64])
+CORNERS = [
+    ("sm_90a", 1),
+    ("sm_90a", 8),
+    ("sm_90a", 16),
+    ("sm_90a", 64),
+    ("sm_100a", 8),
+    ("sm_103a", 2),
+    ("sm_103a", 64),
+]
+"""Every architecture, rows of less than a tile, of one, of two and of several."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows"),
+    [
+        pytest.param(arch, rows, marks=() if (arch, rows) in CORNERS else pytest.mark.slow)
+        for arch, rows in itertools.product(CARDS, (1, 2, 4, 8, 16, 64))
+    ],
+)
 def test_machine_code(arch, rows):
     """Configs from all over the space: no spills, weights in flight before the wait, everything else behind it."""
     for config in drawn(rows, CARDS[arch], 2, seed=rows):
@@ -118,8 +136,15 @@ def test_machine_code(arch, rows):
         assert len(places(code, r"UCGABAR_WAIT")) == (2 if config["split_k"] > 1 else 0)
 
 
-@pytest.mark.parametrize("arch", CARDS)
-@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize(
+    ("arch", "split"),
+    [
+        ("sm_90a", 2),
+        ("sm_90a", 4),
+        ("sm_103a", 4),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("sm_100a", 2), ("sm_100a", 4), ("sm_103a", 2))),
+    ],
+)
 def test_peers_are_read_between_the_barriers_of_the_cluster(arch, split):
     space = ENGINE.space(problem(8), CARDS[arch])
     config = {**space.default, "tile_n": 24, "split_k": split, "chunks": 1, "warps_k": 4, "depth": 2}

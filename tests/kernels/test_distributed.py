@@ -35,7 +35,7 @@ def run(size: int, scenario: str, folder: Path) -> dict[int, dict]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_real_processes_compute_the_twin(size: int, tmp_path: Path) -> None:
     found = run(size, "twin", tmp_path)
     assert sorted(found) == list(range(size))

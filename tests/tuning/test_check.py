@@ -53,9 +53,14 @@ def test_more_rows_than_fma_takes():
     ("file", "find", "replace"),
     [
         ("triton_splitk.py", "acc = tl.dot(w, x, acc)", "acc = tl.dot(w, x, acc)  # the copy itself is sound"),
-        ("triton_splitk.py", "first = split * tiles // SPLIT_K", "first = split * tiles // SPLIT_K + 1"),
+        pytest.param(
+            "triton_splitk.py",
+            "first = split * tiles // SPLIT_K",
+            "first = split * tiles // SPLIT_K + 1",
+            marks=pytest.mark.slow,
+        ),
         ("triton_splitk.py", "for s in range(SPLIT_K):", "for s in range(SPLIT_K - 1):"),
-        ("triton_splitk.py", "if before == SPLIT_K - 1:", "if before == SPLIT_K:"),
+        pytest.param("triton_splitk.py", "if before == SPLIT_K - 1:", "if before == SPLIT_K:", marks=pytest.mark.slow),
         ("triton_splitk.py", "live = m[None, :] < rows", "live = m[None, :] < rows - 1"),
         (
             "triton_fma.py",

@@ -59,8 +59,15 @@ def gone(pids: set[int], within_s: float = 10.0) -> bool:
     return False
 
 
-@pytest.mark.parametrize("objective", ["measured", "predicted"])
-@pytest.mark.parametrize("engine", [fake_family.SMALL, fake_family.LARGE], ids=["listed", "sampler"])
+@pytest.mark.parametrize(
+    ("engine", "objective"),
+    [
+        pytest.param(fake_family.SMALL, "predicted", id="listed-predicted"),
+        pytest.param(fake_family.LARGE, "measured", id="sampler-measured"),
+        pytest.param(fake_family.SMALL, "measured", id="listed-measured", marks=pytest.mark.slow),
+        pytest.param(fake_family.LARGE, "predicted", id="sampler-predicted", marks=pytest.mark.slow),
+    ],
+)
 def test_the_trials_do_not_depend_on_the_number_of_processes(
     tmp_path: Path, engine: fake_family.FakeEngine, objective: str
 ) -> None:
