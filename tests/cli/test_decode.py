@@ -21,10 +21,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plan_prints_launches_with_families_and_the_target(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["decode", "plan"]) == 0
     text = capsys.readouterr().out
-    assert "kimi-k3 TP16 rows 8 on GB300, backend auto: 2069 launches a step" in text
+    assert "kimi-k3 TP16 rows 8 on GB300, backend auto: 2070 launches a step" in text  # the last one chooses tokens
     assert "kda moe layer, 68 of them: 21 launches (up to 23 with split-K reductions), target 13" in text
     assert "output_projection" in text
     assert "Not tuned" not in text
+    assert run(["decode", "plan", "--logits"]) == 0
+    assert "backend auto: 2069 launches a step" in capsys.readouterr().out
 
 
 def test_plan_of_the_tuned_path_lists_what_is_not_tuned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +34,8 @@ def test_plan_of_the_tuned_path_lists_what_is_not_tuned(capsys: pytest.CaptureFi
     data = json.loads(capsys.readouterr().out)
     assert data["backend"] == "latency_specialized"
     # one for each family, or for each of its kinds where the decode path can launch them
-    assert [(one["family"], one["kind"]) for one in data["fallbacks"]] == list(model_families(K3, TUNED_FAMILIES))
+    told = [(one["family"], one["kind"]) for one in data["fallbacks"]]
+    assert told == [*list(model_families(K3, TUNED_FAMILIES))[:-1], ("lm_head", "argmax")]
     assert run(["decode", "plan", "--backend", "latency_specialized"]) == 0
     assert "Not tuned" in capsys.readouterr().out
 
