@@ -175,12 +175,23 @@ def test_machine_code(arch, tp, rows, kind, change):
     assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 2 * n_tiles * m_tiles * steps
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
-@pytest.mark.parametrize(("tp", "rows", "change"), [
+PAIRS = [
     (8, 64, {}), (16, 64, {"release": "end", "consumer_wait": "exit"}), (16, 33, {"backoff": 20}), (8, 8, {"mixers": 4, "consumer_wait": "exit"}),
     (4, 24, {"release": "entry"}), (16, 64, {"exchange": "two_shot"}), (8, 17, {"exchange": "two_shot", "consumer_wait": "exit"}),
     (8, 64, {"packet": "b32e32"}), (16, 64, {"exchange": "two_shot", "packet": "b32e32"}),
-])  # fmt: skip
+]  # fmt: skip
+BLACKWELL = (0, 3, 5, 8)
+"""Of the pairs: both exchanges, both packets, both waits, few and many rows."""
+
+
+@pytest.mark.parametrize(
+    ("arch", "tp", "rows", "change"),
+    [
+        pytest.param(arch, *one, marks=() if arch == "sm_90a" or place in BLACKWELL else pytest.mark.slow)
+        for place, one in enumerate(PAIRS)
+        for arch in ("sm_90a", "sm_103a")
+    ],
+)
 def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
     one = problem(rows, tp)
     chosen = config(one, SPLIT, **change)

@@ -189,7 +189,10 @@ def test_the_kernels_sigmoid_has_the_constants_of_the_exact_one():
 
 
 # -- machine code -------------------------------------------------------------------------------
-SHAPES = [(arch, rows) for arch in CARDS for rows in (1, 8)] + [("sm_90a", 64)]
+SHAPES = [
+    ("sm_90a", 1), ("sm_90a", 8), ("sm_90a", 64), ("sm_100a", 8), ("sm_103a", 1),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("sm_100a", 1), ("sm_103a", 8))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arch", "rows"), SHAPES)
