@@ -55,7 +55,7 @@ def section(data: Mapping[str, Any] | None, link: str) -> str:
                 "",
                 f"{kind.upper()} + MoE layer, {row['rows']} rows: {layer['us']:.1f} us (floor {layer['floor_us']:.1f});"
                 f" `auto` {beside['us']:.1f} us in {beside['launches']:.1f} launches, {beside['share_of_floor']:.0%} of its floor."
-                f" Kernel by kernel, profiled ({layer['traced_us']:.1f} us in all):",
+                f" Kernel by kernel, profiled ({layer.get('traced_us', 0):.1f} us in all):",
                 "", "| family | launches | us | its bytes' floor | above it |", "| --- | ---: | ---: | ---: | ---: |",
                 *(
                     f"| `{one['family']}` | {one['launches']:.1f} | {one['us']:.1f} | {one['floor_us']:.1f} | {one['above_floor_us']:.1f} |"

@@ -23,6 +23,10 @@ OTHER = "torch"
 """In place of a family: kernels of PyTorch operators, copies, fills."""
 
 
+class NotSeenError(RuntimeError):
+    """A profiler did not see every kernel: nothing can be said of what each takes."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """A kernel of one replay, in microseconds of the device's clock."""
@@ -40,7 +44,7 @@ def by_profiler(run: Callable[[], None], replays: int) -> list[list[Ran]]:
     """Through torch.profiler; runs are apart, each ends before the next begins. Needs a GPU.
 
     Raises:
-        RuntimeError: the runs do not show equally many kernels.
+        NotSeenError: the runs do not show equally many kernels.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -56,11 +60,11 @@ def by_profiler(run: Callable[[], None], replays: int) -> list[list[Ran]]:
 
 
 def split(ran: Iterable[Ran], replays: int) -> list[list[Ran]]:
-    """Kernels of all runs, run by run, in the order in which they ended; raises RuntimeError unless all have equally many."""
+    """Kernels of all runs, run by run, in the order in which they ended; raises NotSeenError unless all have as many."""
     every = sorted(ran, key=lambda one: (one.end_us, one.start_us))
     each, left = divmod(len(every), replays)
     if left or not each:
-        raise RuntimeError(f"{len(every)} kernels were seen in {replays} replays: some are missing")
+        raise NotSeenError(f"{len(every)} kernels were seen in {replays} replays: some are missing")
     return [every[start : start + each] for start in range(0, len(every), each)]
 
 

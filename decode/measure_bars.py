@@ -19,7 +19,7 @@ from .bars import KINDS, Graph, Slope, depths, layer_floor_us, routing_fault, sl
 from .caches import DecodeCache
 from .choices import StepForm
 from .graphs import Capture, kernel_names
-from .kernel_times import REPLAYS, Ran, Tracer, a_layer
+from .kernel_times import REPLAYS, NotSeenError, Ran, Tracer, a_layer
 from .operators import Operators
 from .prefill import fill_context
 from .step import forward
@@ -115,23 +115,43 @@ class Bench:
         cache.reserve(slots, load.q_len)
         return cache, torch.tensor(slots, device=weights.device)
 
-    def graph(
-        self, weights: RankWeights, operators: Operators, timer: Timer, samples: int, tracer: Tracer | None = None
-    ) -> tuple[Graph, list[str], list[list[Ran]]]:
-        """A step of some of the layers, captured and timed; the kernels that it launches, and what profiled replays saw."""
+    def _captured(self, weights: RankWeights, operators: Operators) -> tuple[Capture, Callable[[], None]]:
+        """A step of some of the layers, and what runs it."""
         cache, slots = self._cache(weights)
 
         def body() -> None:
             forward(weights, cache, self._ids, slots, operators, self.comm, q_len=self.load.q_len, tokens=True)
 
         capture = Capture(weights.device)
-        run = capture(body)
+        return capture, capture(body)
+
+    def graph(self, weights: RankWeights, operators: Operators, timer: Timer, samples: int) -> tuple[Graph, list[str]]:
+        """A step of some of the layers, captured and timed; and the kernels that it launches."""
+        capture, run = self._captured(weights, operators)
         names = kernel_names(capture.graphs[0]) if capture.graphs else []
         times = timer(run, samples)
-        ran = tracer(run, REPLAYS) if tracer else []
         operators.check()
         launches = len(names) if capture.graphs else None
-        return Graph(len(weights.layers), tuple(times), launches), names, ran
+        return Graph(len(weights.layers), tuple(times), launches), names
+
+    def traced(self, operators: Operators, tracer: Tracer, kinds: Sequence[LayerKind]) -> dict[str, Any]:
+        """What each kernel takes, in a layer by kind and in the whole step; ``not_traced``: why nothing can be said."""
+
+        def ran(weights: RankWeights) -> list[list[Ran]]:
+            _, run = self._captured(weights, operators)
+            seen = tracer(run, REPLAYS)
+            operators.check()
+            return seen
+
+        layers: dict[str, list[dict[str, Any]]] = {}
+        try:
+            for kind in kinds:
+                few, many = depths(self.weights.card, kind)
+                seen = [ran(some_layers(self.weights, kind, count)) for count in (few, many)]
+                layers[kind] = a_layer(seen[0], seen[1], many - few)
+            return {"layers": layers, "step": a_layer((), ran(self.weights), 1), "not_traced": None}
+        except NotSeenError as error:  # what was timed stands without it
+            return {"layers": {}, "step": [], "not_traced": str(error)}
 
     @torch.inference_mode()
     def distinct(self, operators: Operators) -> float:
@@ -142,18 +162,16 @@ class Bench:
         return sum(counting.distinct) / len(counting.distinct)
 
     def layer(
-        self, operators: Operators, kind: LayerKind, timer: Timer, samples: int, tracer: Tracer | None = None
-    ) -> tuple[Slope, dict[str, float], list[Graph], list[dict[str, Any]]]:
-        """A layer's slope, the kernels that the larger graph has more of, a layer, and what each of them takes."""
-        graphs, names, seen = [], [], []
+        self, operators: Operators, kind: LayerKind, timer: Timer, samples: int
+    ) -> tuple[Slope, dict[str, float], list[Graph]]:
+        """A layer's slope, and the kernels that the larger graph has more of, a layer."""
+        graphs, names = [], []
         for count in depths(self.weights.card, kind):
-            made, found, ran = self.graph(some_layers(self.weights, kind, count), operators, timer, samples, tracer)
+            made, found = self.graph(some_layers(self.weights, kind, count), operators, timer, samples)
             graphs.append(made)
             names.append(Counter(found))
-            seen.append(ran)
         more = graphs[1].layers - graphs[0].layers
-        added = {name: count / more for name, count in (names[1] - names[0]).items()}
-        return slope(*graphs), added, graphs, a_layer(seen[0], seen[1], more)
+        return slope(*graphs), {name: count / more for name, count in (names[1] - names[0]).items()}, graphs
 
     def table(
         self,
@@ -164,26 +182,25 @@ class Bench:
         samples: int,
         kinds: Sequence[LayerKind],
         say: Say,
-        tracer: Tracer | None = None,
     ) -> dict[str, Any]:
         """All figures of one backend."""
         weights, load, layers = self.weights, self.load, dict[str, Any]()
         card, tp = weights.card, weights.tp
         for kind in kinds:
             say(f"{load.rows} rows, {name}: {kind} layers", 0, 1)
-            one, names, graphs, times = self.layer(operators, kind, timer, samples, tracer)
+            one, names, graphs = self.layer(operators, kind, timer, samples)
             floor = layer_floor_us(card, tp, load.rows, load.q_len, kind, gpu, stock=name == "auto")
             layers[kind] = {
                 "us": one.us, "launches": one.launches, "floor_us": floor, "share_of_floor": floor / one.us if one.us > 0 else None,
-                "kernels": names, "kernel_times": times, "traced_us": sum(own["us"] for own in times), "graphs": [
+                "kernels": names, "graphs": [
                     {"layers": graph.layers, "us": graph.us, "spread": graph.spread, "launches": graph.launches} for graph in graphs
                 ],
             }  # fmt: skip
         say(f"{load.rows} rows, {name}: all layers", 0, 1)
-        whole, _, ran = self.graph(weights, operators, timer, samples, tracer)
+        whole, _ = self.graph(weights, operators, timer, samples)
         distinct = self.distinct(operators)
         return {
-            "layers": layers, "step_kernel_times": a_layer((), ran, 1), "step_us": whole.us, "step_spread": whole.spread, "step_launches": whole.launches,
+            "layers": layers, "step_us": whole.us, "step_spread": whole.spread, "step_launches": whole.launches,
             "step_floor_us": step_floor_us(card, tp, load.rows, load.q_len, gpu), "distinct_experts": distinct,
             "routing_fault": routing_fault(card, load.rows, distinct),
         }  # fmt: skip
@@ -211,14 +228,25 @@ def measure(
         say: is told how far it is.
         kinds: of the layers.
         seed: of token ids and of the made-up context.
-        tracer: sees the kernels of a few more replays of each graph, after those that are timed; None: nobody looks.
+        tracer: sees the kernels of a few more replays of each graph, when all of them are timed: a profiler that was there
+            once may cost later replays something. None: nobody looks.
     """
     found: list[dict[str, Any]] = [{} for _ in loads]
     for name, make in backends.items():
         for place, load in enumerate(loads):
             found[place][name] = Bench(weights, comm, load, seed=seed).table(
-                name, make(load), gpu, timer, samples, kinds, say, tracer
+                name, make(load), gpu, timer, samples, kinds, say
             )
+    for name, make in backends.items() if tracer else ():
+        for place, load in enumerate(loads):
+            say(f"{load.rows} rows, {name}: kernel by kernel", 0, 1)
+            assert tracer
+            seen = Bench(weights, comm, load, seed=seed).traced(make(load), tracer, kinds)
+            found[place][name] |= {"step_kernel_times": seen["step"], "not_traced": seen["not_traced"]}
+            for kind, times in seen["layers"].items():
+                found[place][name]["layers"][kind] |= {
+                    "kernel_times": times, "traced_us": sum(own["us"] for own in times),
+                }  # fmt: skip
     table = [
         {
             "rows": load.rows, "requests": load.requests, "tokens_a_request": load.q_len, "context": load.context,

@@ -110,7 +110,8 @@ def run_bars(
     for one, load in zip(found["rows"], loads, strict=True):
         for own in one["backends"].values():
             for kind, layer in own["layers"].items():
-                layer["made_of"] = made_of(layer["kernel_times"], family_floors(chosen[load], kind, load.rows, gpu))
+                floors = family_floors(chosen[load], kind, load.rows, gpu)
+                layer["made_of"] = made_of(layer.get("kernel_times", ()), floors)
     made = verdicts(found)
     for one, load in zip(found["rows"], loads, strict=True):
         planned = plan(
@@ -137,6 +138,10 @@ def run_bars(
             "a layer's time is the slope between graphs of few and of many such layers, untraced",
             "a kernel's time is from the end of the one before it to its own, in profiled replays",
             NO_NUMBERS,
+            *[
+                f"{one['rows']} rows, {name}: no kernel's time is known: {own['not_traced']}"
+                for one in found["rows"] for name, own in one["backends"].items() if own["not_traced"]
+            ],
         ],
         "bundle": digest(bundle), "peak_memory_bytes": peak_memory(device), "weight_bytes": weights.bytes,
         "verdicts": [one.to_json() for one in made],

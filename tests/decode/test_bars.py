@@ -26,7 +26,7 @@ from k3lab.decode.bars import (
 )
 from k3lab.decode.kernel_times import OTHER, REPLAYS, Ran, a_layer, family_floors, family_of, made_of, spent, split
 from k3lab.decode.lone import lone_peers
-from k3lab.decode.measure_bars import Counting, Load, measure, some_layers
+from k3lab.decode.measure_bars import Bench, Counting, Load, measure, some_layers
 from k3lab.decode.packing import pack
 from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.sharding import ModelTensors, shard
@@ -178,7 +178,7 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
     traced: list[int] = []
 
     def trace(run: Callable[[], None], replays: int) -> list[list[Ran]]:
-        assert run
+        assert len(ran) == 20  # nobody looks before everything is timed
         traced.append(replays)
         # graphs of 1 and 2, of 1 and 3, and of all 6 layers: a kernel of each layer behind one of the step's own
         layers = (1, 2, 1, 3, 6)[(len(traced) - 1) % 5]
@@ -195,7 +195,7 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
     assert kernels["traced_us"] == pytest.approx(4)
     step = {one["kernel"]: one["us"] for one in found["rows"][0]["backends"]["auto"]["step_kernel_times"]}
     assert step == {"copy": 9, "k3_kda_cute_step": pytest.approx(28)}
-    assert made == [(name, load) for name in both for load in loads]
+    assert made == [(name, load) for name in both for load in loads] * 2  # timed, then traced
     assert ran == [5] * 20  # two graphs of each kind and one of all layers, twice, for each backend
     first = found["rows"][0]
     assert (first["rows"], first["tokens_a_request"], first["context"]) == (4, 4, 8)
@@ -207,11 +207,17 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
     assert auto["layers"]["kda"]["launches"] is None
     assert first["ratios"]["kda layer"] == pytest.approx(5.0)
     assert 1 <= auto["distinct_experts"] <= tiny.num_experts
+
+    def blind(_run: Callable[[], None], replays: int) -> list[list[Ran]]:
+        return split([Ran("copy", 0, 1)], replays)
+
+    told = Bench(weights, comm, loads[0], seed=0).traced(both["auto"](loads[0]), blind, ["mla"])
+    assert told == {"layers": {}, "step": [], "not_traced": "1 kernels were seen in 5 replays: some are missing"}
     assert found["rank"] == 1
     part = {"family": "kda", "us": 4.0, "launches": 1.0, "floor_us": 1.0, "above_floor_us": 3.0}
-    told = Verdict(LAYER_BARS[8], 70.0, (part,)).to_json()
-    assert told["made_of"] == [part]
-    render_bars(console(), {**found, "notes": ["n"], "verdicts": [told], "faults": ["f"]})
+    verdict = Verdict(LAYER_BARS[8], 70.0, (part,)).to_json()
+    assert verdict["made_of"] == [part]
+    render_bars(console(), {**found, "notes": ["n"], "verdicts": [verdict], "faults": ["f"]})
 
 
 def test_distinct_experts_are_counted_layer_by_layer(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:
