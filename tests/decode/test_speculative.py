@@ -263,12 +263,12 @@ def test_both_backends_decide_bit_for_bit_alike_from_the_same_hidden_states(
     for session, log in zip(sessions, logs, strict=True):
         run = session.decoder.dispatcher.run
 
-        def noted(work: Any, tap: Any = None, run: Any = run, log: Any = log) -> Any:
+        def noted(work: Any, tap: Any = None, run: Any = run, log: Any = log, **more: Any) -> Any:
             def both(slot: int) -> Any:
                 own = tap(slot)
                 return lambda layer, rows: (log.append(rows.clone()), own(layer, rows))
 
-            return run(work, both)
+            return run(work, both, **more)
 
         session.decoder.dispatcher.run = noted  # type: ignore[method-assign]
     outs = [session.run(3) for session in sessions]
