@@ -19,7 +19,7 @@ from ..kernels import InputError, family
 from ..kernels.gpu_cards import gpu_card
 from ..kernels.whole_file import write_whole
 from .cost_features import Features, features
-from .cost_model import DATA, FITTED, MODEL_VERSION, POOLED, Constants, rounded, terms, total
+from .cost_model import DATA, FITTED, MODEL_VERSION, POOLED, Constants, rounded, terms, total, with_link
 from .measurements import Measured, measured
 
 HELD_ROWS = 16
@@ -140,6 +140,8 @@ def main(argv: Sequence[str]) -> int:
         "recordings": sorted(path.name for path in given.recordings),
         "constants": {name: rounded(one) for name, one in sorted(found.items())},
     }
+    if DATA.is_file():
+        data = with_link(data, json.loads(DATA.read_text()))
     text = json.dumps(data, indent=1) + "\n"
     print(text, end="")
     if given.write:

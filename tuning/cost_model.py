@@ -8,6 +8,7 @@ measured is as blind as one of any other.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -60,13 +61,15 @@ class Constants:
     spill_us: float = 0.02
     """One instruction on local memory. Never fitted: no recorded config spills."""
     link_share: float = 0.7
-    """Share of the links' bandwidth that packets of a whole group's stores reach. Never fitted."""
+    """Share of the links' bandwidth that packets of a whole group's stores reach; see :data:`LINK`."""
     link_hop_us: float = 4.2
-    """From a store on one rank until its peers, who poll, go on. Never fitted."""
+    """From a store on one rank until its peers, who poll, go on; see :data:`LINK`."""
 
 
-NEVER_FITTED = ("spill_us", "link_share", "link_hop_us")
-"""No recorded measurement tells them. With the link's two the exchange changes from one to two shots at about the rows where
+LINK = ("link_share", "link_hop_us")
+"""Fitted to times of real ranks by :mod:`k3lab.tuning.calibrate_link`, the same for every engine; guesses before that."""
+NEVER_FITTED = ("spill_us", *LINK)
+"""No recorded measurement of one GPU tells them. With the guesses of the link's two the exchange changes from one to two shots at about the rows where
 published times of another engine on GB300 cross: between 32 and 64 at TP 8, between 16 and 32 at TP 16."""
 FITTED = tuple(field.name for field in fields(Constants) if field.name not in NEVER_FITTED)
 
@@ -132,6 +135,23 @@ def fitted(path: Path = DATA) -> dict[str, Constants]:
     if not path.is_file():
         return {}
     return {name: Constants(**one) for name, one in json.loads(path.read_text())["constants"].items()}
+
+
+def with_link(model: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's file with the link's constants of another, where that has some of real ranks."""
+    if "link" not in other:
+        return dict(model)
+    link = {name: other["link"][name] for name in LINK}
+    constants = {name: {**one, **link} for name, one in model["constants"].items()}
+    return {**model, "link": other["link"], "constants": constants}
+
+
+@cache
+def link_gpus(path: Path = DATA) -> tuple[str, ...]:
+    """Cards whose ranks the link's constants were fitted to; none where they are guesses."""
+    if not path.is_file():
+        return ()
+    return tuple(json.loads(path.read_text()).get("link", {}).get("gpus", ()))
 
 
 STANDS_FOR = {"cute_tcgen05": "cute_wgmma"}

@@ -12,7 +12,7 @@ from typing import Any
 from ..kernels import Compiled, Config, Engine, Family, Problem
 from ..kernels.gpu_cards import GpuCard
 from .cost_features import features, resident_blocks
-from .cost_model import MODEL_VERSION, TERM_MEANINGS, Constants, constants_of, terms, total
+from .cost_model import MODEL_VERSION, TERM_MEANINGS, Constants, constants_of, link_gpus, terms, total
 from .cubin import KernelResources, resources
 from .model_error import stated_error
 
@@ -68,7 +68,7 @@ def predict(
     parts = terms(seen, used)
     error, uncalibrated = stated_error(family.name, engine.name, gpu)
     uncalibrated = [name for name in uncalibrated if parts[name]]
-    for name in ("spills", "link"):
+    for name in ("spills", *(() if gpu.name in link_gpus() else ("link",))):
         if parts[name] and name not in uncalibrated:
             uncalibrated.append(name)
     return Prediction(total(parts, used), parts, error, uncalibrated)
