@@ -110,7 +110,8 @@ def render(console: Console, data: dict[str, Any]) -> None:
         markup=False,
     )
     for one in data["missing"]:
-        console.print(f"not run: {one['family']}/{one['engine']} at {one['rows']} rows: {one['why']}", markup=False)
+        what = one.get("what") or f"{one['family']}/{one['engine']}"
+        console.print(f"not run: {what} at {one['rows']} rows: {one['why']}", markup=False)
     if data["time_sliced"]:
         console.print(data["note"], markup=False)
         return

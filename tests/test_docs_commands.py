@@ -61,6 +61,7 @@ ELSEWHERE = {
     "k3lab decode bars": "needs a GPU: tests/decode/test_bars.py measures with a clock of its own",
     "torchrun": "tests/decode/test_ranks.py starts its ranks",
     "k3lab trace capture": "tests/traces/test_capture.py runs it around programs of its own",
+    "python -m k3lab.tuning.calibrate_link": "tests/tuning/test_calibrate_link.py fits made records; there is none of real ranks yet",
     "python -m k3lab.tuning.validate": "tests/tuning/test_predict.py holds the recorded error against the data",
     "python -m k3lab.cli.kernel_page": "tests/test_pages.py holds the page against the data",
     "python -m pytest token_mix/tests": "tests/cli/test_new.py runs the skeleton's tests",
@@ -68,6 +69,7 @@ ELSEWHERE = {
 }
 REFUSED = {
     "k3lab time": (2, "timing needs an NVIDIA GPU"),
+    "k3lab ranks": (2, "k3lab ranks needs NVIDIA GPUs"),
     "k3lab trace ranks rank*.sqlite --budget gb300-tp16 --world 16": (1, ""),  # two ranks of sixteen: inconclusive
 }
 """What has to be refused here, and how."""

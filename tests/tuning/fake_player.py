@@ -90,6 +90,9 @@ class FakePlayer:
     def prepare(self, found: list[Case]) -> None:
         self.group.meet(patient=True)
 
+    def unfit(self, case: Case) -> str | None:
+        return "too large" if case.problem.rows == 64 else None
+
     def play(self, case: Case, inputs: list[dict]) -> FakePlayed:
         return FakePlayed(case, inputs, self.group, self.fault)
 
@@ -99,6 +102,7 @@ class FakePlayer:
 
     def beside(self, found: list[Case]) -> Any:
         for rows in self.request.rows:
+            yield {"what": "symm_mem_two_shot", "rows": rows, "why": "not here"}, []
             yield {"what": "nccl", "rows": rows}, [self.group.meet]
             for name in self.request.families:
                 yield {"what": "nccl_chain", "family": name, "rows": rows}, [self.group.meet]

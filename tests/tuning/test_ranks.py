@@ -26,7 +26,7 @@ from k3lab.tuning.ranks.run import run_rank
 from k3lab.tuning.ranks.start import start
 from k3lab.tuning.ranks.torchrun import run as under_torchrun
 
-FEW = TimingPolicy(calls=2, samples=3, warm_ms=0.03, attempts=2)
+FEW = TimingPolicy(calls=2, samples=3, warm_ms=0.021, attempts=2)
 REQUEST = RanksRequest(2, rows=(1, 3), steps=7, policy=FEW, limit_s=60.0, player="fake_player:FakePlayer")
 
 
@@ -57,6 +57,16 @@ def test_every_family_and_exchange_is_checked_and_timed_on_all_ranks(both: Any) 
         assert [one["median_us"] for one in case["loopback"]["ranks"]] == [10, 11]
     assert {one["what"] for one in data["beside"]} == {"nccl", "nccl_chain"}
     assert reduces(data) == [{"rows": 1, "nccl": 11}, {"rows": 3, "nccl": 11}]
+
+
+def test_what_cannot_be_run_is_listed_with_the_reason() -> None:
+    request = replace(REQUEST, families=("output_projection",), rows=(1, 64))
+    data = merge(request, virtual(request)[0])
+    assert {case["rows"] for case in data["cases"]} == {1}
+    told = [one["why"] for one in data["missing"]]
+    assert told == ["too many", "too large", "too large", "not here", "not here"]
+    lines = table(data)
+    assert [(line["rows"], line["wins"]) for line in lines] == [(1, "one_shot"), (64, "nccl_chain")]
 
 
 def test_all_ranks_replay_equally_often(both: Any) -> None:

@@ -79,11 +79,14 @@ class GpuClock:
     def samples_ns(self, replay: Call, count: int) -> list[float]:
         """See the protocol."""
         pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-        for start, end in pairs:
-            torch.cuda._sleep(AHEAD_CYCLES)
-            self._barrier.barrier(channel=0, timeout_ms=round(self.limit_s * 1000))
-            start.record()
-            replay()
-            end.record()
+        try:
+            for start, end in pairs:
+                torch.cuda._sleep(AHEAD_CYCLES)
+                self._barrier.barrier(channel=0, timeout_ms=round(self.limit_s * 1000))
+                start.record()
+                replay()
+                end.record()
+        except RuntimeError as error:  # the barrier of an earlier replay gave up meanwhile
+            _blame(self.group, f"the GPU stopped: {str(error).strip().splitlines()[0]}")
         ended(self.group, self.limit_s)
         return [start.elapsed_time(end) * 1e6 for start, end in pairs]

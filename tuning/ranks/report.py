@@ -67,7 +67,7 @@ def merge(request: RanksRequest, found: Sequence[Mapping[str, Any]]) -> dict[str
         entries.append(entry)
     beside = []
     for place, first in enumerate(found[0]["beside"]):
-        what = {name: first[name] for name in ("what", "family", "rows") if name in first}
+        what = {name: first[name] for name in ("what", "family", "rows", "relative_error") if name in first}
         beside.append({**what, **over_ranks([one["beside"][place] for one in found])})
     gpus = [one["gpu"] for one in found]
     return {
@@ -100,7 +100,8 @@ def table(data: Mapping[str, Any]) -> list[dict[str, Any]]:
             line[name] = min(us, line.get(name, us))
     for one in data["beside"]:
         if one["what"] == NCCL_CHAIN:
-            lines[one["family"], one["rows"]][NCCL_CHAIN] = one["us"]
+            head = {"family": one["family"], "rows": one["rows"], "narrow": None}
+            lines.setdefault((one["family"], one["rows"]), head)[NCCL_CHAIN] = one["us"]
     for line in lines.values():
         timed = {name: us for name, us in line.items() if name not in ("family", "rows", "narrow")}
         line["wins"] = min(timed, key=lambda name: timed[name]) if timed else None

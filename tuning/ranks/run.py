@@ -36,6 +36,9 @@ def run_rank(request: RanksRequest, group: RankGroup, player: Any = None) -> dic
     player.prepare(found)
     entries, faulty = [], False
     for case in found:
+        if why := player.unfit(case):
+            missing.append({"family": case.family, "engine": case.engine, "rows": case.problem.rows, "why": why})
+            continue
         inputs = [rank_inputs(case, group.rank, SETS * request.seed + one, player.device) for one in range(SETS)]
         group.meet()
         played = player.play(case, inputs)
@@ -51,7 +54,11 @@ def run_rank(request: RanksRequest, group: RankGroup, player: Any = None) -> dic
         del played
     beside = []
     if not (request.time_sliced or faulty):
-        beside = [{**what, **timed(request, group, player, calls)} for what, calls in player.beside(found)]
+        for what, calls in player.beside(found):
+            if calls:
+                beside.append({**what, **timed(request, group, player, calls)})
+            else:
+                missing.append(what)
     group.meet()
     where = environment(None)
     return {
