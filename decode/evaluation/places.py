@@ -82,19 +82,17 @@ def places(
         twins = ReferenceOperators(card)
         specialized = lambda _rows: twins  # noqa: E731
     else:
+        from ...kernels.launch import unfit
+        from ..fitting import fitting
         from ..tuned import TunedOperators
 
         known = device.card.name if device.card else gpu
-        choices = choose(
-            card,
-            tp=1,
-            rows=rows,
-            gpu=known,
-            bundle=bundle,
-            only=TUNED_FAMILIES,
-            objective="measured",
-            command=("eval",),
+        wanted = partial(
+            choose, card, tp=1, rows=rows, gpu=known, only=TUNED_FAMILIES, objective="measured", command=("eval",)
         )
+        if device.card:
+            bundle = fitting(bundle, wanted(bundle=bundle), None, lambda compiled: unfit(compiled, where))
+        choices = wanted(bundle=bundle)
         tuned = TunedOperators(card, choices, dtype=weights.dtype, device=where)
         tuned.take(weights)
         scope, specialized = group_scope([here(card, device, bundle, tp=1)]), lambda _rows: tuned

@@ -71,7 +71,9 @@ def ranks_sum(
     for first in cutlass.range_constexpr(0, COUNT, AT_ONCE):
         at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
         count = min(AT_ONCE, COUNT - first)
-        words, more = poll(at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF, True, live)
+        words, more = poll(
+            at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF, True, live
+        )
         missing |= more
         for i in cutlass.range_constexpr(count):
             four = words[4 * i : 4 * i + 4]
@@ -140,7 +142,9 @@ def finish(
     if cutlass.const_expr(SHARD > 0):
         owner = packet // SHARD
         place = ((2 * owner + parity) * ROWS + row) * SHARD + packet % SHARD
-        values, _ = ranks_sum(mailbox, place, 1, 2 * ROWS * SHARD, FORM, 1, epoch, health, TOTAL, owner, block, BACKOFF, live)
+        values, _ = ranks_sum(
+            mailbox, place, 1, 2 * ROWS * SHARD, FORM, 1, epoch, health, TOTAL, owner, block, BACKOFF, live
+        )
     else:
         place = (parity * ROWS + row) * (HIDDEN // 7) + packet
         values, _ = ranks_sum(
