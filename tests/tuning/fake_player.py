@@ -14,7 +14,7 @@ import torch
 from k3lab.kernels import SMALL_K3, family
 from k3lab.tuning.ranks.cases import Case, twin
 
-LATE_S = 8.0
+LATE_S = 5.0
 
 
 class FakePlayed:

@@ -85,7 +85,7 @@ def _projection(problem: Any, t: dict[str, Tensor], nccl: Any) -> Call:
 def _gathered(mine: Tensor, size: int, nccl: Any) -> Tensor:
     """[rows, columns] of every rank side by side."""
     whole = torch.empty(size, *mine.shape, dtype=mine.dtype, device=mine.device)
-    dist.all_gather_into_tensor(whole, mine, group=nccl)
+    dist.all_gather_into_tensor(whole.flatten(0, 1), mine, group=nccl)
     return whole.transpose(0, 1).flatten(1)
 
 
@@ -107,7 +107,7 @@ def _tail(problem: Any, t: dict[str, Tensor], nccl: Any) -> Call:
         dist.all_reduce(latent, group=nccl)
         parts = t["shared_partial"].unflatten(-1, (problem.tp, -1)).transpose(0, 1).contiguous()
         share = torch.empty_like(parts[0])
-        dist.reduce_scatter_tensor(share, parts, group=nccl)
+        dist.reduce_scatter_tensor(share, parts.flatten(0, 1), group=nccl)
         mine = columns(problem, t, latent[None], share[None])
         prefix, following = rest(problem.eps, t, _gathered(mine, problem.tp, nccl)[None])
         t["prefix_out"].copy_(prefix)
