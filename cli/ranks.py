@@ -32,6 +32,7 @@ def ranks(
     limit: Annotated[float, typer.Option("--limit", help="Seconds that ranks wait for each other.")] = 30.0,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="File for all that was found, as JSON.")] = None,
+    logs: Annotated[Path | None, typer.Option("--logs", help="Folder for what the ranks print; torchrun has its own.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check the kernels that publish on several GPUs against the twin, and time them beside NCCL and symmetric memory."""
@@ -53,7 +54,9 @@ def ranks(
     )  # fmt: skip
     if out is not None:
         check_file(out)
-    found = _found(request)
+    if logs is not None:
+        check_file(logs / "0.log")
+    found = _found(request, logs)
     if found is None:
         return
     data = merge(request, found)
@@ -66,7 +69,7 @@ def ranks(
         print(f"written to {out}", file=sys.stderr)
 
 
-def _found(request: RanksRequest) -> list[dict[str, Any]] | None:
+def _found(request: RanksRequest, logs: Path | None) -> list[dict[str, Any]] | None:
     """What all ranks found; None on a rank under torchrun that is not the first."""
     from ..kernels.device import gpu_count
     from ..kernels.env import no_gpu, torchrun
@@ -85,7 +88,7 @@ def _found(request: RanksRequest) -> list[dict[str, Any]] | None:
     if request.size <= count and request.time_sliced:
         raise InputError(f"--time-sliced is for more ranks than GPUs: {request.size} ranks have a GPU each here")
     place = torchrun()
-    return under_torchrun.run(request, place) if place else start.start(request)
+    return under_torchrun.run(request, place) if place else start.start(request, logs=logs)
 
 
 def _text(data: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ TESTS = Path(__file__).parents[1]
         ("", "--gpus, or start them with torchrun"), ("--gpus 1", "at least 2 ranks"), ("--gpus 2 --rows 65", "1 to 64"),
         ("--gpus 2 --rows x", "--rows is a list"), ("--gpus 2 --families kda", "'kda' does not publish"),
         ("--gpus 2 --steps 0", "steps is 0"), ("--gpus 2 --limit 0", "1 to 600 s"), ("--gpus 2 --out none/x.json", "no folder none"),
+        ("--gpus 2 --logs none", "no folder none"),
         ("--gpus 2", "none is visible here"),
     ],
 )  # fmt: skip
@@ -45,7 +46,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[RanksRequest]:
 
     made: list[RanksRequest] = []
 
-    def in_threads(request: RanksRequest) -> list[dict[str, Any]]:
+    def in_threads(request: RanksRequest, logs: Path | None) -> list[dict[str, Any]]:
         made.append(request)
 
         def body(comm: Any) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def test_more_ranks_than_gpus_only_when_asked_for(gpus: list[RanksRequest], caps
 
 
 def test_a_failure_leaves_no_file_and_what_was_there(gpus: list[RanksRequest], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:  # fmt: skip
-    def dies(request: RanksRequest) -> list[dict[str, Any]]:
+    def dies(request: RanksRequest, logs: Path | None) -> list[dict[str, Any]]:
         raise RanksError("rank 1 was killed by SIGKILL")
 
     asked = ["ranks", "--gpus", "2", "--rows", "1", "--steps", "2", "--families", "router", "--out", "ranks.json"]

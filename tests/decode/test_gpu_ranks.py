@@ -1,4 +1,4 @@
-"""On a GPU: four ranks of a group, time-sliced where they share it, compute what one does; late or dead ones too."""
+"""On GPUs: four ranks of a group (two on two GPUs), time-sliced where they share one, compute what one does; late or dead ones too."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from k3lab.decode.random_weights import random_weights
 from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
 from k3lab.kernels.collectives import SingleRank
+from k3lab.kernels.device import gpu_count
 
 from .engines_case import far
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("device")]
-RANKS = 4
+RANKS = 2 if gpu_count() == 2 else 4
 STEPS = ([[1], [2]], [[3], [4]], [[7], [8]])
 
 

@@ -103,16 +103,19 @@ def test_time_sliced_ranks_keep_no_times(tmp_path: Path) -> None:
         load(tmp_path / "ranks.json")
 
 
-def started(monkeypatch: pytest.MonkeyPatch, request: RanksRequest, fault: str = "") -> list[dict[str, Any]]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def started(
+    monkeypatch: pytest.MonkeyPatch, request: RanksRequest, fault: str = "", logs: Path | None = None
+) -> list[dict[str, Any]]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("FAKE_RANKS", fault)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return start(request, wall_s=150)
+    return start(request, wall_s=150, logs=logs)
 
 
-def test_processes_find_what_threads_do(monkeypatch: pytest.MonkeyPatch, both: Any) -> None:
+def test_processes_find_what_threads_do(monkeypatch: pytest.MonkeyPatch, both: Any, tmp_path: Path) -> None:
     few = replace(REQUEST, families=("moe_tail",), rows=(1,))
-    found = started(monkeypatch, few)
+    found = started(monkeypatch, few, logs=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.log", "1.log"]
     digests = [
         [case["check"]["digest"] for case in one["cases"] if (case["family"], case["rows"]) == ("moe_tail", 1)]
         for one in (*found, *both[0])
@@ -209,7 +212,12 @@ def test_a_request_survives_its_text() -> None:
 def test_under_torchrun_rank_0_has_what_all_found() -> None:
     here = Path(__file__).parent
     request = replace(REQUEST, families=("router",), rows=(1,), steps=2)
-    environment = {**os.environ, "PYTHONPATH": str(here), "OMP_NUM_THREADS": "1", "FAKE_RANKS": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+        "FAKE_RANKS": "",
+    }
     done = subprocess.run(
         [sys.executable, str(here / "torchrun_ranks.py"), request.to_text()],
         capture_output=True, text=True, timeout=150, env=environment, check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_outputs_are_the_twins_and_times_are_kept_where_each_rank_has_a_gpu() ->
 
 @pytest.mark.parametrize(("player", "said"), [("Killed", "rank 1 was killed by SIGKILL"), ("Late", "rank 1")])
 def test_a_rank_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, player: str, said: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     asked = request(player=f"gpu_faults:{player}", families=("output_projection",), limit_s=6.0)
     with pytest.raises(RanksError) as caught:
         start(asked, wall_s=300)

@@ -42,8 +42,13 @@ def settings(request: RanksRequest) -> dict[str, str]:
     return {**SETTINGS, **(OVERLAPPING if request.time_sliced else {})}
 
 
-def start(request: RanksRequest, *, wall_s: float = WALL_S) -> list[dict[str, Any]]:
+def start(request: RanksRequest, *, wall_s: float = WALL_S, logs: Path | None = None) -> list[dict[str, Any]]:
     """Run all ranks as children of this process; what each found, in rank order.
+
+    Args:
+        request: the same for all.
+        wall_s: that all of it may take.
+        logs: folder where what the ranks print is kept, ``RANK.log`` each; None keeps nothing.
 
     Raises:
         RanksError: a rank died, was late or failed; one line that names it.
@@ -53,17 +58,18 @@ def start(request: RanksRequest, *, wall_s: float = WALL_S) -> list[dict[str, An
 
     # served here, so that no rank's death takes it away
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=REAP_S))
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as open_:
+    with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as open_:
+        folder = Path(own) if logs is None else logs
         children = []
         for rank in range(request.size):
-            log = open_.enter_context(open(Path(folder, f"{rank}.log"), "wb"))
+            log = open_.enter_context(open(folder / f"{rank}.log", "wb"))
             command = [sys.executable, "-m", "k3lab.tuning.ranks.worker", str(store.port), str(rank), request.to_text()]
             environment = {"OMP_NUM_THREADS": "8", **os.environ, **settings(request)}
             children.append(
                 subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
             )
         try:
-            return _watch(store, children, request, time.monotonic() + wall_s, Path(folder))
+            return _watch(store, children, request, time.monotonic() + wall_s, folder)
         finally:
             for child in children:
                 if child.poll() is None:
