@@ -95,7 +95,9 @@ class Folder:
             return
         try:
             path.mkdir(parents=True, exist_ok=True)
-            there = next((file for name in names if (file := self.kept(name)).exists()), None)
+            # a report too: batches and sessions keep under names of their own, their reports do not
+            files = [file for name in names for file in (self.kept(name), path / f"{name}.json")]
+            there = next((file for file in files if file.exists()), None)
         except OSError as error:
             raise InputError(f"cannot make {path} ({error.strerror})") from None
         if there:

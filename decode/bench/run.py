@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .places import Say
 
 BOTH = ("auto", "latency_specialized")
-MAX_ROUNDS, MIN_SAMPLES = 10_000, 4
+MAX_ROUNDS, MIN_SAMPLES, MAX_SAMPLES = 10_000, 4, 10_000
 
 
 def names_of(backend: str) -> tuple[str, ...]:
@@ -74,8 +74,10 @@ def run_bench(
     """
     options = replace(options, backend="latency_specialized" if "latency_specialized" in names else "auto")
     options.check(card)
-    if not 1 <= rounds <= MAX_ROUNDS or samples < MIN_SAMPLES:
-        raise InputError(f"rounds {rounds}, samples {samples}: 1 to {MAX_ROUNDS} rounds, {MIN_SAMPLES} samples or more")
+    if not 1 <= rounds <= MAX_ROUNDS or not MIN_SAMPLES <= samples <= MAX_SAMPLES:
+        raise InputError(
+            f"rounds {rounds}, samples {samples}: 1 to {MAX_ROUNDS} rounds, {MIN_SAMPLES} to {MAX_SAMPLES} samples"
+        )
     if options.tokens < 2:
         raise InputError(f"tokens is {options.tokens}; a bench decodes 2 or more: the first comes out of the prompt")
     device = discover()

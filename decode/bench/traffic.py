@@ -173,14 +173,14 @@ def run_traffic(
     group = check_traffic(
         card, options, traffic, how, join(options.tp, device, rank=options.rank, transport=options.transport)
     )
-    folder = Folder(out, names, "turns")
-    files = {name: Turns(folder.kept(name) if folder.path else None) for name in names}
     wanted: tuple[Choice, ...] = ()
     if "latency_specialized" in names:
         wanted = _choices(card, options, traffic, bundle, device)
         bundle = fitting_here(bundle, wanted, group)
         wanted = _choices(card, options, traffic, bundle, device)
     choices = usable_choices(wanted, options, device)
+    folder = Folder(out, names, "turns")
+    files = {name: Turns(folder.kept(name) if folder.path else None) for name in names}
     weights = weights_here(card, options, group.comm, group, tell)
     drafter, ran = list[Any](), {}
     for name in names:
@@ -209,6 +209,8 @@ def run_traffic(
         workload=f"{traffic.digest} rows {options.rows} {how.words}",
     ).to_json()  # fmt: skip
     missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), MANY)
+    if all(turn.output == 1 for session in traffic.sessions for turn in session.turns):
+        missing["user rate, group decode rate"] = "one token a turn comes out of its prompt: no step was decoded"
     reports = {
         name: {
             "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measures(one),

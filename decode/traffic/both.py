@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,7 +105,14 @@ class Turns:
         if self._path is None:
             return
         try:
-            with self._path.open("a") as file:
-                file.write(json.dumps(turn.to_json()) + "\n")
+            with self._path.open("ab", buffering=0) as file:
+                line, before = (json.dumps(turn.to_json()) + "\n").encode(), file.seek(0, os.SEEK_END)
+                try:
+                    written = file.write(line)
+                    while written < len(line):  # a disk that fills takes a part, and fails with the next
+                        written += file.write(line[written:])
+                except BaseException:
+                    file.truncate(before)  # no half of a line
+                    raise
         except OSError as error:
             raise InputError(f"cannot write {self._path} ({error.strerror})") from None

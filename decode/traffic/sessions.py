@@ -133,7 +133,7 @@ def _fields(data: Any, where: str, needed: set[str], more: set[str] = frozenset(
     if missing := sorted(needed - set(data)):
         raise InputError(f"{where} lacks {missing[0]}")
     if unknown := sorted(set(data) - needed - more):
-        raise InputError(f"{where} has a field {unknown[0]!r} that is unknown")
+        raise InputError(f"{where} has a field {unknown[0][:100]!r} that is unknown")
     return data
 
 
@@ -145,7 +145,9 @@ def _seconds(value: Any, name: str, where: str) -> float:
 
 def _tokens(value: Any, name: str, where: str) -> int:
     if type(value) is not int or not 1 <= value <= MOST_TOKENS:
-        raise InputError(f"{where}: {name} is {value!r}, must be a whole number of tokens from 1 to {MOST_TOKENS}")
+        raise InputError(
+            f"{where}: {name} is {repr(value)[:22]}, must be a whole number of tokens from 1 to {MOST_TOKENS}"
+        )
     return value
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from k3lab.cli.decode_bench import bench_command
 from k3lab.cli.main import run
 from k3lab.decode.traffic import both
 from k3lab.decode.traffic.sessions import read_traffic
+from k3lab.kernels import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +230,55 @@ def test_sessions_that_cannot_be_are_one_line(
     assert bench("--workload", file, "--out", out) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1 and not out.exists()
+
+
+def test_a_report_of_other_work_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "t.jsonl", tmp_path / "out"
+    file.write_text('{"session": "a", "turns": [{"prompt": 1, "output": 1}]}\n')
+    out.mkdir()
+    (out / "auto.json").write_text("a batch's")
+    (out / "auto.requests.jsonl").touch()
+    assert bench("--workload", file, "--out", out) == 2
+    assert "auto.json is there already" in capsys.readouterr().err
+    assert (out / "auto.json").read_text() == "a batch's" and len(list(out.iterdir())) == 2
+
+
+def test_turns_without_a_step_have_no_rate_and_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"session": "a", "turns": [{"prompt": 1, "output": 1}]}\n')
+    assert bench("--workload", file, "--backend", "auto", "--json") == 0
+    report = json.loads(capsys.readouterr().out)["reports"]["auto"]
+    assert (
+        "user rate, median" not in report["measures"] and "no step" in report["absent"]["user rate, group decode rate"]
+    )
+
+
+def test_a_folder_is_not_taken_by_a_replay_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = tmp_path / "t.jsonl", tmp_path / "out"
+    file.write_text('{"session": "a", "turns": [{"prompt": 1, "output": 1}]}\n')
+
+    def refused(*_: Any) -> None:
+        raise InputError("no such engine here")
+
+    monkeypatch.setattr("k3lab.decode.run.usable_choices", refused)
+    assert bench("--workload", file, "--out", out) == 2
+    assert not out.exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    code = (
+        "import resource, signal, sys\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
+        "from k3lab.decode.traffic.both import Turns\nfrom k3lab.kernels import InputError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nkept = Turns(Path(sys.argv[1]))\n"
+        "one = SimpleNamespace(to_json=lambda: {'text': 'x' * 30})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "try:\n    [kept.add(one) for _ in range(9)]\nexcept InputError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
+    assert "cannot write" in done.stdout, done.stderr
+    lines = file.read_text().splitlines(keepends=True)
+    assert len(lines) == 2 and all(json.loads(line) and line.endswith("\n") for line in lines)
 
 
 def test_made_up_traffic_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,8 @@ def test_conditions_hold_all_that_decides_a_number(tiny: ModelCard) -> None:
 
 
 @pytest.mark.parametrize(("changes", "more", "words"), [
-    ({"tokens": 1}, {}, "a bench decodes 2 or more"), ({}, {"rounds": 0}, "1 to 10000 rounds"), ({}, {"samples": 3}, "4 samples or more"),
+    ({"tokens": 1}, {}, "a bench decodes 2 or more"), ({}, {"rounds": 0}, "1 to 10000 rounds"), ({}, {"samples": 3}, "4 to 10000 samples"),
+    ({}, {"samples": 10_001}, "4 to 10000 samples"),
     ({"drafts": 3, "acceptance_length": 0.5}, {}, "it lies in 1..4"), ({"drafts": 3, "acceptance_length": 4.5}, {}, "it lies in 1..4"),
     ({"fill": 5000}, {}, "a context of 50"), ({"rows": 9, "drafts": 7}, {}, "72 rows"),
 ])  # fmt: skip

@@ -288,6 +288,8 @@ GOOD = {"session": "a", "turns": [{"prompt": 1, "output": 1}]}
         ({**GOOD, "turns": [{"prompt": 1}]}, "turn 0 lacks output"),
         ({**GOOD, "turns": []}, "turns is no list of turns"),
         ({**GOOD, "pauses": 1}, "a field 'pauses' that is unknown"),
+        ({**GOOD, "turns": [{"prompt": 10**4000, "output": 1}]}, "prompt is 10{21}, must be"),
+        ({**GOOD, "x" * 5000: 1}, "a field 'x{100}' that is unknown"),
         ({**GOOD, "session": 3}, "session is 3, must be a name"),
         ({**GOOD, "start_s": "1"}, "start_s is '1'"),
         ({**GOOD, "system": {"name": "x"}}, "system lacks tokens"),
