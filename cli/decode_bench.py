@@ -114,9 +114,12 @@ def bench_command(
         else:
             data = run_bench(card, options, rounds=1 if rounds is None else rounds, samples=samples, **alike)
     data["changed"] = changed(known, card, options) if known else []
-    data["out"] = str(out) if out else None
+    unwritten = data.pop("unwritten")
+    data["out"] = str(out) if out and not unwritten else None
     if data["rank"] == 0 or rank is not None:  # of torchrun's processes one prints
         emit(data, as_json, render_bench)
+    if unwritten:
+        raise InputError(unwritten)
     if any((one.get("launches") or {}).get("differences") for one in data["reports"].values()):
         raise typer.Exit(1)
 

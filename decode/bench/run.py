@@ -142,10 +142,10 @@ def _bench(
         }
         for name, one in ran.items()
     }  # fmt: skip
-    write_reports(folder.path, reports)
+    unwritten = write_reports(folder.path, reports)
     return {
         "reports": reports, "between": between(reports), "notes": notes, "rank": group.rank if group else 0,
-        "preset": preset.to_json() if preset else None,
+        "preset": preset.to_json() if preset else None, "unwritten": unwritten,
     }  # fmt: skip
 
 
@@ -159,17 +159,14 @@ def _transport(options: RunOptions, group: Group | None) -> str:
     return options.transport or ("symmetric" if group.device else "gloo")
 
 
-def write_reports(folder: Path | None, reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """A file a backend.
-
-    Raises:
-        InputError: one cannot be written.
-    """
+def write_reports(folder: Path | None, reports: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """A file a backend; why one could not be written, for who has shown them: what was measured is not lost with a disk."""
     if folder is None:
-        return
+        return None
     for name, report in reports.items():
         path = folder / f"{name}.json"
         try:
             write_whole(path, json.dumps(report, indent=1) + "\n")
         except OSError as error:
-            raise InputError(f"cannot write {path} ({error.strerror})") from None
+            return f"cannot write {path} ({error.strerror}); what was measured is above"
+    return None

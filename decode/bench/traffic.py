@@ -220,11 +220,12 @@ def run_traffic(
         }
         for name, one in ran.items()
     }  # fmt: skip
-    write_reports(folder.path, reports)
+    unwritten = write_reports(folder.path, reports)
     return {
         "reports": reports,
         "between": between(reports),
         "notes": notes,
         "rank": 0,
         "preset": preset.to_json() if preset else None,
+        "unwritten": unwritten,
     }

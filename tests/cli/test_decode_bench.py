@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -279,6 +280,23 @@ def test_a_full_disk_leaves_no_half_of_a_line(tmp_path: Path) -> None:
     assert "cannot write" in done.stdout, done.stderr
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == 2 and all(json.loads(line) and line.endswith("\n") for line in lines)
+
+
+def test_what_was_measured_is_shown_where_its_report_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("k3lab.decode.bench.run.write_whole", full)
+    file = tmp_path / "t.jsonl"
+    file.write_text('{"session": "a", "turns": [{"prompt": 1, "output": 1}]}\n')
+    for name, words in (("a", ["--tokens", "2"]), ("b", ["--workload", file])):
+        assert bench(*words, "--backend", "auto", "--json", "--out", tmp_path / name) == 2
+        said = capsys.readouterr()
+        data = json.loads(said.out)
+        assert data["reports"]["auto"]["measures"] and data["out"] is None
+        assert "auto.json (No space left on device)" in said.err and said.err.count("\n") == 1
 
 
 def test_made_up_traffic_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
