@@ -47,7 +47,7 @@ def ranks(
     size = gpus if gpus is not None else place.size if place else None
     if size is None:
         raise InputError("say how many ranks with --gpus, or start them with torchrun")
-    names = tuple(one.strip() for one in families.split(",")) if families is not None else FAMILIES
+    names = tuple(dict.fromkeys(one.strip() for one in families.split(","))) if families is not None else FAMILIES
     request = RanksRequest(
         size, names, tuple(numbers(rows, "--rows")), steps=steps, seed=seed, time_sliced=time_sliced, limit_s=limit,
         policy=QUICK if quick else FULL,
@@ -60,11 +60,17 @@ def ranks(
     if found is None:
         return
     data = merge(request, found)
+    unwritten: InputError | None = None
     if out is not None:
-        write_file(out, _text(data))
+        try:
+            write_file(out, _text(data))
+        except InputError as error:  # told after what was found, which is not lost with a disk
+            unwritten = error
     lines = table(data)
     shown = {**data, "table": lines, "cross_overs": cross_overs(lines), "all_reduces": reduces(data)}
     emit(shown, as_json, render)
+    if unwritten:
+        raise unwritten
     if out is not None and not as_json:
         print(f"written to {out}", file=sys.stderr)
 

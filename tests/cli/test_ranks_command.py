@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from k3lab.cli.main import run
-from k3lab.kernels import device
+from k3lab.kernels import InputError, device
 from k3lab.tuning.ranks import start
 from k3lab.tuning.ranks.request import RanksError, RanksRequest
 
@@ -73,6 +73,18 @@ def test_it_writes_one_file_and_prints_who_wins(gpus: list[RanksRequest], tmp_pa
     assert [line["wins"] for line in shown["table"]] == ["one_shot"] * 2 and shown["cross_overs"] == {
         "output_projection": None
     }
+
+
+def test_what_was_found_is_shown_where_its_file_cannot_be_written(gpus: list[RanksRequest], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:  # fmt: skip
+    def full(path: Path, _text: str) -> None:
+        raise InputError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("k3lab.cli.ranks.write_file", full)
+    asked = "ranks --gpus 2 --rows 1 --steps 2 --quick --families router,router --out ranks.json --json"
+    assert run(asked.split()) == 2
+    said = capsys.readouterr()
+    assert json.loads(said.out)["cases"] and gpus[0].families == ("router",)  # named twice, run once
+    assert said.err == "k3lab: cannot write ranks.json: No space left on device\n"
 
 
 def test_more_ranks_than_gpus_only_when_asked_for(gpus: list[RanksRequest], capsys: Any) -> None:
