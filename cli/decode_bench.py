@@ -67,7 +67,7 @@ def bench_command(
     given: dict[str, Any] = {
         "prompt": prompt, "tokens": tokens, "fill": fill, "rounds": rounds, "keep_gb": keep_gb, "reuse": None if reuse else False, "real_pauses": real_pauses or None,
     }  # fmt: skip
-    known = preset_of(preset) if preset else None
+    known = preset_of(preset) if preset is not None else None
     _check_together(given, workload, known)
     names = names_of(backend)
     if checkpoint and model:

@@ -168,6 +168,7 @@ def test_what_ended_before_an_interruption_is_kept(
         (["--rows", "0"], "rows is 0"),
         (["--backend", "stock"], "unknown backend 'stock'"),
         (["--preset", "best"], "unknown preset 'best'; presets: headline"),
+        (["--preset="], "unknown preset ''"),
         (["--model", "large"], "unknown model"),
         (["--model", "demo"], "decode run` alone"),
         (["--gpu", "nope"], "unknown GPU"),
