@@ -98,7 +98,7 @@ PRESETS = {
             "agentx-1", 16, 1, 0, None, 1, 1,
             (Published(
                 "P90 403.2 against 223.7 tok/s per user", "16 GPUs against 8: another number of GPUs, so it does not isolate the path",
-                "AgentX, concurrency 1: longer contexts, turns, pauses, cache reuse", POST, "user rate, P90",
+                "AgentX, concurrency 1: longer contexts, turns, pauses, cache reuse; which tail its P90 is, is not said (here nine of ten are slower)", POST, "user rate, P90",
             ),),
             traffic=True,
         ),
