@@ -84,6 +84,25 @@ def silence(case, dead, match, table="mailbox", at_most_s=1.0):
         case.judge()
 
 
+def burst_often(ranks, bursts):
+    """Ranks side by side: the twin's numbers, and the same bits on all of them in every burst of launches."""
+    ranks.burst()
+    ranks.judge()
+    first = ranks.same_everywhere()
+    for _ in range(bursts):
+        ranks.burst()
+        ranks.same_everywhere(first)
+
+
+def delay_bursts(plain, delayed, bursts):
+    """Ranks with delays in every hand-over, other ones in each launch: the bits of those without."""
+    plain.burst()
+    wanted = plain.same_everywhere()
+    for _ in range(bursts):
+        delayed.burst()
+        delayed.same_everywhere(wanted)
+
+
 def leave_out(ranks, dead=1):
     """One of several ranks launches nothing: all others name it within the limit, and go on after re-arming."""
     ranks.burst()

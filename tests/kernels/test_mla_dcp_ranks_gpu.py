@@ -10,7 +10,7 @@ import mla_symmetric_ranks as processes
 import pytest
 import torch
 
-from .gpu_acts import leave_out
+from .gpu_acts import burst_often, delay_bursts, leave_out
 from .mla_dcp_case import ENGINE, FAMILY, all_ranks, judge_rank, problem
 from .virtual_ranks import BURST, Ranks
 
@@ -67,23 +67,12 @@ def setting_of(device, setting):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_ranks_have_their_twins_numbers_in_hundreds_of_launches(setting_of):
-    ranks = setting_of()
-    ranks.burst()
-    ranks.judge()
-    first = ranks.same_everywhere()
-    for _ in range(50):
-        ranks.burst()
-        ranks.same_everywhere(first)
+    burst_often(setting_of(), 50)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_seeds_of_delays_change_no_bit(setting_of):
-    plain, delayed = setting_of(), setting_of(jitter=1)
-    plain.burst()
-    wanted = plain.same_everywhere()
-    for _ in range(50):
-        delayed.burst()
-        delayed.same_everywhere(wanted)
+    delay_bursts(setting_of(), setting_of(jitter=1), 50)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from k3lab.kernels.health import check_health
 
-from .gpu_acts import leave_out
+from .gpu_acts import burst_often, delay_bursts, leave_out
 from .test_output_projection_engines import FUSED, SPLIT, config, problem
 from .virtual_ranks import BURST, Ranks
 
@@ -35,24 +35,14 @@ def setting_of(device, setting):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_all_ranks_have_the_twins_bits_in_a_thousand_launches(setting_of):
-    ranks = setting_of()
-    ranks.burst()
-    ranks.judge()
-    first = ranks.same_everywhere()
-    for _ in range(1000 // BURST):
-        ranks.burst()
-        ranks.same_everywhere(first)
+    burst_often(setting_of(), 1000 // BURST)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_thousand_seeds_of_delays_change_no_bit(setting_of):
     """A launch's epoch seeds its delays, beside the rank: another one at every publish, poll, release and exit."""
-    plain, delayed = setting_of(), setting_of(jitter=1)
-    plain.burst()
-    wanted = plain.same_everywhere()
-    for _ in range(SEEDS // BURST):
-        delayed.burst()
-        delayed.same_everywhere(wanted)
+    delayed = setting_of(jitter=1)
+    delay_bursts(setting_of(), delayed, SEEDS // BURST)
     epochs = [int(runner.buffers["epochs"][0]) for runner in delayed.runners]
     assert set(epochs) == {SEEDS}
 
