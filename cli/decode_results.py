@@ -17,6 +17,9 @@ from .recorded import load_result
 Data = dict[str, Any]
 NONE = "no result yet"
 BARS = "k3lab decode bars --rank 0 --of 16 --bundle out/bundle --out results/h200/decode_bars.json"
+HEAD = (
+    "rank", "rows", "context", "what", "backend", "time", "launches", "of the byte floor", "times as fast as auto",
+)  # fmt: skip
 SHOWN = ("headline", "plain-1")
 """Presets that have a table, filled or not: with drafts and without."""
 
@@ -89,18 +92,7 @@ def layers(results: Path) -> str:
                     ))  # fmt: skip
     if not rows:
         rows = [_nothing(count, kind, 9) for count in (1, 8) for kind in ("kda MoE layer", "mla MoE layer")]
-    head = (
-        "rank",
-        "rows",
-        "context",
-        "what",
-        "backend",
-        "time",
-        "launches",
-        "of the byte floor",
-        "times as fast as auto",
-    )
-    return _with_notes(table(head, rows), bars(results))
+    return _with_notes(table(HEAD, rows), bars(results))
 
 
 def steps(results: Path) -> str:
@@ -116,18 +108,7 @@ def steps(results: Path) -> str:
                 ))  # fmt: skip
     if not rows:
         rows = [_nothing(count, "whole step", 9) for count in (1, 8)]
-    head = (
-        "rank",
-        "rows",
-        "context",
-        "what",
-        "backend",
-        "time",
-        "launches",
-        "of the byte floor",
-        "times as fast as auto",
-    )
-    return table(head, rows)
+    return table(HEAD, rows)
 
 
 def _where(data: Data) -> str:

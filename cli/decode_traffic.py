@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .output import Json, emit
 from .words import counted
-
-if TYPE_CHECKING:
-    pass
-
-Data = dict[str, Any]
-BOTH = ("auto", "latency_specialized")
 
 
 def traffic_command(
