@@ -20,6 +20,8 @@ TEST_READY := $(VENV)/.k3lab-ready-dev
 endif
 # several processes, but one where a GPU is timed or a host brings its own Python
 SPREAD := $(if $(VENV),$(if $(findstring gpu,$(ARGS)),,-n auto --maxprocesses 8 --dist loadfile))
+# a test that its own limit cannot reach, in machine code, ends its process: stacks are printed, the others go on
+HELD := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 INPUTS := pyproject.toml setup.py constraints.txt .ci/setup_venv
 
 .PHONY: help demo test test-all lint gate format docs clean setup check-python
@@ -33,7 +35,7 @@ demo: $(DEMO_READY)
 test test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
 
 test: $(TEST_READY)
-	@$(RUN) -m pytest $(SPREAD) $(ARGS)
+	@$(RUN) -m pytest $(SPREAD) $(if $(SPREAD),$(HELD)) $(ARGS)
 
 test-all: $(TEST_READY)
 	@$(RUN) -m pytest $(SPREAD) -m "not gpu" $(ARGS)

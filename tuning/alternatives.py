@@ -6,6 +6,7 @@ import contextlib
 import io
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +32,34 @@ class Late(BaseException):
     """The time is over. No ``Exception``: a compiler that catches those and goes on must not catch this one."""
 
 
+AGAIN_S = 1.0
+"""Between one alarm and the next, for as long as the block is not left."""
+
+
 @contextlib.contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Raise :class:`Late` inside the block after so many seconds; in the main thread of a process only."""
+    """Raise :class:`Late` inside the block after so many seconds; in the main thread of a process only.
+
+    Once is not enough: an exception of a signal's handler that falls into a finaliser or a callback is printed and
+    lost. A caller's own alarm goes on after the block, at once where its time has passed meanwhile.
+    """
+    over = False
 
     def late(*_: object) -> None:
-        raise Late(f"not done after {seconds:.0f} s")
+        if not over:
+            raise Late(f"not done after {seconds:.0f} s")
 
+    started = time.monotonic()
     before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    callers, interval = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:
+        over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if callers:
+            signal.setitimer(signal.ITIMER_REAL, max(callers - (time.monotonic() - started), 1e-3), interval)
 
 
 def compiled_calls(

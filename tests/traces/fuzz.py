@@ -12,15 +12,12 @@ import importlib.util
 import json
 import platform
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +27,10 @@ sys.path.insert(0, str(HERE))
 from fuzz_mutants import REMOVED, ROWS, damage_bytes  # noqa: E402
 from fuzz_samples import Rows, samples  # noqa: E402
 from k3lab.traces import Report, TraceError, check_trace  # noqa: E402
+from k3lab.tuning.alternatives import Late, within  # noqa: E402
 
 LIMIT_S = 20
 SHOWN = 20
-
-
-class Slow(Exception):
-    """An input took longer than the limit."""
-
-
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raise Slow in the main thread when the time is over."""
-
-    def over(_number: int, _frame: Any) -> None:
-        raise Slow
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def admits(report: Report) -> bool:
@@ -96,9 +74,9 @@ def one(sample: Rows, folder: Path, rng: random.Random) -> tuple[str, str, str |
         except (ArithmeticError, ValueError, KeyError, TypeError, OverflowError):
             return name, "not writable", None  # no such file can be
     try:
-        with limited(LIMIT_S):
+        with within(LIMIT_S):
             verdict, report = outcome(path, sample.layers)
-    except Slow:
+    except Late:
         return name, "slow", f"over {LIMIT_S} s"
     except Exception:
         return name, "raised", traceback.format_exc(limit=-4)

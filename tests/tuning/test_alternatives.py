@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 
 import pytest
@@ -68,6 +70,35 @@ def test_a_compilation_has_a_limit():
     with pytest.raises(Late), within(0.05):
         time.sleep(20)
     time.sleep(0.1)  # no alarm is left
+
+
+def test_a_limit_that_a_finaliser_swallows_comes_again():
+    def swallow():
+        with contextlib.suppress(Late):
+            time.sleep(20)
+        time.sleep(20)
+
+    started = time.monotonic()
+    with pytest.raises(Late), within(0.05):
+        swallow()
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("left", [0.2, 0.01])
+def test_a_caller_s_own_alarm_goes_on_after_it(left):
+    """pytest-timeout's, for one: a test that hangs after its compilation would have no limit else."""
+    rung = []
+    timer, handler = signal.setitimer(signal.ITIMER_REAL, 0), signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        with within(5):
+            time.sleep(0.05)
+        assert not rung
+        time.sleep(0.3)
+        assert rung == [1]
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def test_both_are_timed_and_a_missing_one_keeps_its_reason(monkeypatch):
