@@ -19,6 +19,7 @@ from ..kernels.collectives import Collectives
 from ..kernels.kda.twin import KdaWeights
 from ..kernels.mla.twin import MlaWeights
 from ..kernels.mxfp4 import E2M1, decode_scale
+from .context_parallel import held_tokens, joined_parts, of_all_heads, rows_of
 from .expert_memory import routed_of, shared_of
 from .kda_slots import KdaSlots
 from .likeliest import likeliest_of
@@ -64,10 +65,10 @@ class AutoOperators:
 
     def __init__(
         self, card: ModelCard, *, dtype: torch.dtype, device: str | torch.device, k_scale: float = 1.0,
-        peers: LonePeers | None = None,
+        peers: LonePeers | None = None, context_group: Collectives | None = None,
     ) -> None:  # fmt: skip
-        """Tables that a captured step must find on the device are made here; ``peers`` speak for a rank alone's group."""
-        self.card, self.peers = card, peers
+        """Tables that a captured step must find on the device are made here; ``peers`` speak for a rank alone's group, ``context_group`` shares each context (DCP)."""
+        self.card, self.peers, self.context_group = card, peers, context_group
         self.k_scale = k_scale
         low = torch.arange(256) % 16
         high = torch.arange(256) // 16
@@ -145,24 +146,30 @@ class AutoOperators:
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
     ) -> Tensor:
-        """Absorbed attention over every row a request's block table can hold, masked to its context."""
-        core, wide = attention.core, _wide(proj)
-        latent, size = core.kv_a_norm.shape[0], cache.shape[1]
-        requests = context.shape[0]
+        """Absorbed attention over every row a request's block table can hold, masked to its context.
+
+        With a context group all heads attend to this rank's part of each context, and the parts meet at the heads' owners.
+        """
+        core, wide, group = attention.core, _wide(proj), self.context_group
+        latent, requests = core.kv_a_norm.shape[0], context.shape[0]
         position = context.long()[:, None] + torch.arange(q_len, device=proj.device)  # [B, q]
-        where = block_table.long().gather(1, position // size) * size + position % size
-        query, gate = self._mla_front(proj, core, cache, where.flatten())
+        query, gate = self._mla_front(proj, core, cache, rows_of(position, block_table, cache, group).flatten())
+        query = of_all_heads(query, group)
         # rows past a request's own belong to others or to nobody: their share is 0, but 0 times NaN is NaN
         keys = self._rows(cache, block_table, wide)  # [B, tokens, latent + rope]
-        beyond = torch.arange(keys.shape[1], device=proj.device) > position[:, -1:]
-        keys = keys.masked_fill(beyond[..., None], 0.0)
+        token = held_tokens(keys.shape[1], group, proj.device)
+        keys = keys.masked_fill((token > position[:, -1:])[..., None], 0.0)
         heads = query.shape[1]
         query = query.to(wide).view(requests, q_len * heads, -1)
         scores = (torch.bmm(query, keys.transpose(1, 2)) * self._scale).view(requests, q_len, heads, -1)
-        hidden = torch.arange(scores.shape[-1], device=proj.device) > position[..., None]
-        weight = scores.masked_fill(hidden[:, :, None], float("-inf")).softmax(-1)
-        mixed = torch.bmm(weight.view(requests, q_len * heads, -1), keys[..., :latent]).to(proj.dtype)
-        return self._mla_out(mixed.view(proj.shape[0], heads, latent), gate, core)
+        hidden = (token > position[..., None])[:, :, None]
+        scores = scores.masked_fill(hidden, float("-inf"))
+        # all are hidden where a rank holds no token of a request: a softmax over nothing
+        weight = scores.softmax(-1).masked_fill(hidden, 0.0)
+        mixed = torch.bmm(weight.view(requests, q_len * heads, -1), keys[..., :latent]).view(-1, heads, latent)
+        if group is not None:
+            mixed = joined_parts(mixed, scores.logsumexp(-1).view(-1, heads), group, proj.dtype)
+        return self._mla_out(mixed.to(proj.dtype), gate, core)
 
     @property
     def _scale(self) -> float:
@@ -190,11 +197,14 @@ class AutoOperators:
             cache.flatten(0, 1)[where] = new.to(cache.dtype)
         return query, gate
 
-    def _rows(self, cache: Tensor, blocks: Tensor, wide: torch.dtype) -> Tensor:
-        """Cache rows of blocks [B, m] as [B, tokens, latent + rope]."""
-        if cache.dtype != torch.float8_e4m3fn:
-            return cache[blocks.long()].flatten(1, 2).to(wide)
-        return cache.view(torch.uint8)[blocks.long()].view(cache.dtype).flatten(1, 2).to(wide) * self.k_scale
+    def _rows(self, cache: Tensor, blocks: Tensor, wide: torch.dtype, group: Collectives | None = None) -> Tensor:
+        """Cache rows of blocks [B, m] as [B, tokens, latent + rope]; with a group those of all ranks, in the order of tokens."""
+        fp8 = cache.dtype == torch.float8_e4m3fn
+        # indexing knows no FP8: the bytes are the same
+        rows = (cache.view(torch.uint8) if fp8 else cache)[blocks.long()].flatten(1, 2)
+        if group is not None:
+            rows = group.all_gather(rows[:, :, None], dim=2).flatten(1, 2)
+        return rows.view(cache.dtype).to(wide) * self.k_scale if fp8 else rows.to(wide)
 
     def _mla_out(self, mixed: Tensor, gate: Tensor, core: MlaWeights) -> Tensor:
         """Latents [n, h, latent] to gated values [n, h*v]."""

@@ -48,7 +48,10 @@ class DecodeCache:
         dcp: int = 1,
         device: str | torch.device = "cpu",
     ) -> None:
-        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``. ``padding``: with a padding slot. ``dcp``: ranks that share each context, token t with rank t % dcp.
+        """Allocate; ``blocks`` defaults to enough for every request at ``max_context``. ``padding``: with a padding slot.
+
+        ``dcp``: ranks that share each context, token t with rank t % dcp, there as number t // dcp. Above 1 the last page is
+        nobody's: PyTorch operators, whose shapes must not depend on who holds a token, put there what other ranks hold.
 
         Raises:
             InputError: a size below 1, or TP does not divide.
@@ -89,7 +92,9 @@ class DecodeCache:
         row = card.kv_lora_rank + card.qk_rope_head_dim
         spare = min(-(-max_verify // block_size), per_request) if padding else 0
         self.mla = {
-            layer: torch.zeros(self.blocks + spare, block_size, row, dtype=cache_dtype or dtype, device=device)
+            layer: torch.zeros(
+                self.blocks + spare + (dcp > 1), block_size, row, dtype=cache_dtype or dtype, device=device
+            )
             for layer, kind in kinds
             if kind == "mla"
         }

@@ -16,6 +16,7 @@ from ..kernels import InputError
 from ..kernels.collectives import Collectives
 from .caches import DecodeCache
 from .choices import check_backend
+from .context_parallel import context_group
 from .graphs import StepGraphs
 from .likeliest import likeliest_of
 from .operators import Operators
@@ -89,7 +90,9 @@ class Dispatcher:
             raise InputError("backend latency_specialized needs its operators and the scope that all ranks agreed on")
         self.weights, self.cache, self.comm, self.backend = weights, cache, comm, backend
         self._auto, self._specialized, self._scope, self._chunk, self._graphs = auto, specialized, scope, chunk, graphs
-        self._prefill = PrefillOperators(weights.card, dtype=weights.dtype, device=weights.device)
+        self._prefill = PrefillOperators(
+            weights.card, dtype=weights.dtype, device=weights.device, context_group=context_group(comm, cache.dcp)
+        )
         self._mark, self.tally = mark, Tally(say)
 
     def operators_of(self, shape: StepShape) -> Operators:

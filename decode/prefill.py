@@ -10,8 +10,9 @@ from torch import Tensor
 from ..kernels import InputError
 from ..kernels.collectives import Collectives
 from .caches import DecodeCache
+from .context_parallel import context_group
 from .prefill_operators import PrefillOperators
-from .step import Range, Tap, check_group, forward, no_range
+from .step import Range, Tap, check_contexts, check_group, forward, no_range
 from .weights import RankWeights
 
 CHUNK = 512
@@ -57,11 +58,11 @@ def prefill(
         Logits [V] that score the token after the last one.
 
     Raises:
-        InputError: no tokens, ids that are none, a chunk below 1, a full cache, or an unaccepted step.
+        InputError: no tokens, ids that are none, a chunk below 1, a full cache, an unaccepted step, or operators for
+            contexts over another number of ranks.
     """
     check_group(weights, cache, comm)
-    if cache.dcp > 1:
-        raise InputError("prefill knows no context parallelism; decode a prompt's tokens step by step, or use DCP 1")
+    check_contexts(cache, operators)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64) or not ids.numel():
         raise InputError(f"a prompt is one or more whole numbers [tokens], not {list(ids.shape)} {ids.dtype}")
     if not 0 <= int(ids.min()) <= int(ids.max()) < weights.card.vocab_size:
@@ -162,7 +163,9 @@ def preparation(
             fill_context(cache, slots, fill, seed=seed)
         if not before.shape[1]:
             return
-        operators = PrefillOperators(weights.card, dtype=weights.dtype, device=weights.device)
+        operators = PrefillOperators(
+            weights.card, dtype=weights.dtype, device=weights.device, context_group=context_group(comm, cache.dcp)
+        )
         for request, (slot, ids) in enumerate(zip(slots, before, strict=True)):
             done = request * before.shape[1]
             told = (lambda now, _of, done=done: progress(done + now, before.numel())) if progress else None

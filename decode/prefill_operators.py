@@ -12,12 +12,15 @@ from torch import Tensor
 from ..kernels.collectives import Collectives
 from .auto import AutoOperators, _wide
 from .chunked_kda import delta_rule_of_many
+from .context_parallel import rows_of
 from .expert_memory import routed_of, shared_of
 from .kda_slots import KdaSlots
 from .weights import KdaAttention, MlaAttention, MoeMlp
 
 SCORES = 2**25
 """Attention scores that are there at once: the context is read in stretches, whose softmax sums are joined."""
+GATHERED = 2**14
+"""Cache rows that a rank sends to the others at once, where each context lies over all of them."""
 
 
 class PrefillOperators(AutoOperators):
@@ -41,21 +44,27 @@ class PrefillOperators(AutoOperators):
     def mla(
         self, proj: Tensor, attention: MlaAttention, cache: Tensor, block_table: Tensor, context: Tensor, q_len: int
     ) -> Tensor:
-        """Absorbed attention over the request's own rows, a stretch of blocks at a time."""
-        core, wide, size = attention.core, _wide(proj), cache.shape[1]
+        """Absorbed attention over the request's own rows, a stretch of blocks at a time.
+
+        With a context group every rank keeps its tokens of the chunk; a stretch is then gathered from all ranks. For many
+        tokens their rows are less to send than the queries of all heads, which decode exchanges.
+        """
+        core, wide, size, group = attention.core, _wide(proj), cache.shape[1], self.context_group
+        ranks = group.size if group else 1
         latent = core.kv_a_norm.shape[0]
         before = int(context[0])
         position = torch.arange(before, before + q_len, device=proj.device)
-        blocks = block_table[0, : -(-(before + q_len) // size)].long()
-        query, gate = self._mla_front(proj, core, cache, blocks[position // size] * size + position % size)
+        blocks = block_table[0, : -(-(before + q_len) // (ranks * size))].long()
+        query, gate = self._mla_front(proj, core, cache, rows_of(position[None], block_table, cache, group)[0])
         heads = query.shape[1]
         query = query.to(wide).transpose(0, 1).reshape(heads * q_len, -1) * self._scale
         most = torch.full((heads * q_len, 1), float("-inf"), dtype=wide, device=proj.device)
         total, mixed = torch.zeros_like(most), most.new_zeros(heads * q_len, latent)
-        stretch = max(1, SCORES // (heads * q_len * size))
+        stretch = max(1, SCORES // (heads * q_len * size * ranks))
+        stretch = stretch if group is None else min(stretch, max(1, GATHERED // size))
         for start in range(0, len(blocks), stretch):
-            keys = self._rows(cache, blocks[None, start : start + stretch], wide)[0]
-            where = start * size + torch.arange(keys.shape[0], device=proj.device)
+            keys = self._rows(cache, blocks[None, start : start + stretch], wide, group)[0]
+            where = start * size * ranks + torch.arange(keys.shape[0], device=proj.device)
             # rows of the last block that nobody wrote may hold NaN
             keys = keys.masked_fill((where > position[-1])[:, None], 0.0)
             scores = (query @ keys.T).view(heads, q_len, -1)

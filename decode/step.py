@@ -136,6 +136,13 @@ def check_group(weights: RankWeights, cache: DecodeCache, comm: Collectives) -> 
         )
 
 
+def check_contexts(cache: DecodeCache, operators: Operators) -> None:
+    """Raise InputError for operators that share contexts (DCP) over other ranks than the cache was made for."""
+    group = getattr(operators, "context_group", None)
+    if (size := group.size if group else 1) != cache.dcp:
+        raise InputError(f"the cache is for contexts over {cache.dcp} ranks, operators {operators.name} for {size}")
+
+
 @torch.inference_mode()
 def step(
     weights: RankWeights,
@@ -169,11 +176,7 @@ def step(
         InputError: shapes, row count, token ids, slots, a full cache, or parts of different ranks or models.
     """
     check_group(weights, cache, comm)
-    group = getattr(operators, "context_group", None)
-    if (group.size if group else 1) != cache.dcp:
-        raise InputError(
-            f"the cache is for contexts over {cache.dcp} ranks, operators {operators.name} for {group.size if group else 1}"
-        )
+    check_contexts(cache, operators)
     q_len = check_tokens(ids, len(slots), weights.card.vocab_size)
     cache.begin(slots, q_len)
     where = torch.tensor(list(slots), device=weights.device)

@@ -68,9 +68,9 @@ class TunedOperators(AutoOperators):
             context_group: ranks that share each context (DCP), those of the transport; the cache is made for as many.
 
         Raises:
-            InputError: no MLA kernels for contexts over so many ranks, which ``auto`` does not know.
+            InputError: MLA kernels for contexts over another number of ranks.
         """
-        super().__init__(card, dtype=dtype, device=device, k_scale=k_scale, peers=peers)
+        super().__init__(card, dtype=dtype, device=device, k_scale=k_scale, peers=peers, context_group=context_group)
         self._alone, pool = transport is None, {} if pool is None else pool
         self._kernels: dict[tuple[str, str | None], FamilyKernels] = {}
         for choice in choices:
@@ -80,7 +80,6 @@ class TunedOperators(AutoOperators):
                 sent = transport or Loopback.alone(choice.compiled.problem.tp)
                 pool[choice.place] = FamilyKernels(choice, dtype=dtype, device=device, transport=sent, make=Runner)
             self._kernels[choice.family, choice.kind] = pool[choice.place]
-        self.context_group = context_group
         self._check_contexts()
         used = self._kernels.values()
         sizes = (card.num_attn_res_blocks, card.hidden_size)
@@ -96,8 +95,6 @@ class TunedOperators(AutoOperators):
 
     def _check_contexts(self) -> None:
         own, size = self._kernels.get(("mla", None)), self.context_group.size if self.context_group else 1
-        if own is None and size > 1:
-            raise InputError(f"contexts over {size} ranks need tuned kernels of mla; auto's operators hold whole ones")
         if own is not None and own.dcp != size:
             raise InputError(f"the kernels of mla are for contexts over {own.dcp} ranks, the context group has {size}")
 

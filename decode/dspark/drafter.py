@@ -33,7 +33,8 @@ class Drafter:
             )
         self.weights, self.target, self.cache, self.comm = weights, target, cache, comm
         pages = next(iter(cache.mla.values())).shape[0] if cache.mla else cache.blocks
-        shape = (pages, cache.block_size, weights.card.row)
+        # a rank holds the rows of all tokens, the target's cache where contexts are shared a part of each block's
+        shape = (pages, cache.block_size * cache.dcp, weights.card.row)
         self.pages = [
             torch.zeros(shape, dtype=weights.context_proj.dtype, device=target.device) for _ in weights.layers
         ]
@@ -45,11 +46,9 @@ class Drafter:
 
     def _places(self, slot: int, start: int, stop: int) -> Tensor:
         """Rows of the flattened pages that hold a request's positions."""
-        position = torch.arange(start, stop)
+        position, size = torch.arange(start, stop), self.pages[0].shape[1]
         blocks = torch.tensor(self.cache.blocks_of(slot), dtype=torch.long)
-        return (
-            blocks[position // self.cache.block_size] * self.cache.block_size + position % self.cache.block_size
-        ).to(self.target.device)
+        return (blocks[position // size] * size + position % size).to(self.target.device)
 
     @torch.inference_mode()
     def inject(self, slot: int, start: int, residuals: Sequence[Tensor]) -> None:

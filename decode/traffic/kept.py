@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Context:
         kda = {layer: (conv.to(device), state.to(device)) for layer, (conv, state) in self.saved.kda.items()}
         rows = self.saved.rows
         moved = {layer: own.to(device) for layer, own in rows.items()} if rows is not None else None
-        return Context(SavedRequest(self.saved.length, kda, moved), tuple(own.to(device) for own in self.drafter))
+        return Context(replace(self.saved, kda=kda, rows=moved), tuple(own.to(device) for own in self.drafter))
 
 
 class Kept:

@@ -118,10 +118,11 @@ def test_rotation_keeps_lengths_and_depends_on_distances_alone() -> None:
     assert at(one, 3)[0, 0, 1] == pytest.approx(math.sin(3))
 
 
+@pytest.mark.parametrize("dcp", [1, 3])  # where ranks share contexts, each has the drafter's rows of all tokens
 def test_drafts_are_those_of_the_drafter_written_straight_down(
-    tiny: ModelCard, tiny_tensors: ModelTensors, draft_of: dict[str, torch.Tensor]
+    tiny: ModelCard, tiny_tensors: ModelTensors, draft_of: dict[str, torch.Tensor], dcp: int
 ) -> None:
-    drafter = drafter_for(tiny, tiny_tensors, draft_of)
+    drafter = drafter_for(tiny, tiny_tensors, draft_of, dcp=dcp)
     cache, oracle = drafter.cache, load_oracle().DraftOracle
     gone, slots = cache.add(), [cache.add(), cache.add()]
     cache.reserve([gone, slots[0]], 3)  # an uneven free list
