@@ -1,4 +1,4 @@
-"""``k3lab check``, ``time`` and ``compile``: one engine on one problem."""
+"""``k3lab check``, ``time``, ``stages`` and ``compile``: one engine on one problem."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from .select import (
     select_engine,
     select_engines,
 )  # fmt: skip
+from .words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,9 +30,10 @@ Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the three commands."""
+    """Add the commands."""
     app.command("check")(check)
     app.command("time")(time)
+    app.command("stages")(stages)
     app.command("compile")(compile_)
 
 
@@ -146,6 +148,45 @@ def time(
     emit(data, as_json, render)
     if wrong or not timing.stable:
         raise typer.Exit(1)
+
+
+def stages(
+    name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
+    model: Model = "k3", as_json: Json = False,
+) -> None:  # fmt: skip
+    """When the warps of a launch pass the stages of their kernel, on the GPU here: where its time goes."""
+    from ..kernels.device import require
+    from ..tuning.environment import environment
+    from ..tuning.policy import QUICK
+    from ..tuning.stages import measure_stages
+
+    chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
+    device = require("stamps of the GPU's clocks")
+    point = chosen.config(config, device.need_card())
+    found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK)
+    data = {
+        **chosen.to_json(), "config": dict(point), "evidence": "measured", "stages": found.to_json(),
+        "environment": environment(device), "source_digest": chosen.engine.source_digest(),
+    }  # fmt: skip
+
+    def render(console: Console, data: dict[str, Any]) -> None:
+        console.print(
+            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False
+        )
+        console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
+        console.print(
+            f"  span         {found.span_us:8.2f} us   first stamp to last; this build takes {found.stamped_us:.2f} a launch"
+        )
+        for role in found.roles:
+            console.print(
+                f"  {counted(role.warps, 'warp')} of {counted(role.blocks, 'block')}: us since the first stamp"
+            )
+            for one in role.stages:
+                console.print(
+                    f"    {one.stage:<12} first {one.first_us:7.2f}   median {one.median_us:7.2f}   last {one.last_us:7.2f}"
+                )
+
+    emit(data, as_json, render)
 
 
 def compile_(

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "kernels": "kernels",
     "check": "bench",
     "time": "bench",
+    "stages": "bench",
     "ranks": "ranks",
     "compile": "bench",
     "predict": "predict",

@@ -14,6 +14,7 @@ from ..mxfp4 import ROUNDINGS
 from ..params import K_ORDER, RELEASE, pinned
 from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .family import Experts
 from .plan import EXPERT_BITS, PLACE_BITS, Plan
 
@@ -212,7 +213,7 @@ class CuteEngine(Engine):
             launch,
             (
                 *fake_tensors(problem, plan), Int32(1), plan, problem.beta, problem.linear_beta, str(config["release"]),
-                int(config["per_sm"]),
+                build_of(config), int(config["per_sm"]),
             ),
             arch,
             grid=(plan.blocks, 1, 1),

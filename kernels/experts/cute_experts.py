@@ -9,6 +9,7 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_numbers import as_float, rounded
+from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import count_launch, epoch_of
 from .cute_group import group, pair_of
@@ -129,6 +130,7 @@ def k3_experts_cute_stream(
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
     hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """out[rows, latent], this rank's partial of the routed experts, and shared_out[rows, hidden]; ``rows <= PLAN.rows``.
 
@@ -139,6 +141,7 @@ def k3_experts_cute_stream(
     Sums: MMAs of a scale group ascending (shared: of all groups of a warp), groups of a warp ascending in FP32, then (first
     products) warps ascending; expert outputs rounded to BF16, weighted and added by slots ascending.
     """
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     lane = t % 32
@@ -160,6 +163,7 @@ def k3_experts_cute_stream(
     at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], early, Int32(0)]
     ring = fill(at, PLAN, False)
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         number = block * PLAN.warps + warp
@@ -171,6 +175,7 @@ def k3_experts_cute_stream(
     if unit >= ends[0]:
         at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
         ring = fill(at, PLAN, True)
+    stage(JITTER, "asked")
 
     if cutlass.const_expr(PLAN.wide > 0):
         while unit < ends[0]:
@@ -213,6 +218,7 @@ def k3_experts_cute_stream(
         routed_hidden(unit - ends[0], parts, turn % 2, table, turn, warp, lane, hidden_at, epoch, PLAN, BETA, LINEAR)
         unit, turn, at, near = after, turn + 1, following, then
 
+    stage(JITTER, "sent")
     if cutlass.const_expr(PLAN.wide > 0):
         if unit < ends[2]:
             all_done(done_at, PLAN.eights * PLAN.shared_first, t, epoch, record, block, PLAN)
@@ -263,6 +269,7 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 
+    stage(JITTER, "told")
     # blocks with the fewest units first: those at the end
     pieces = PLAN.row_packets // 32
     unit = PLAN.blocks - 1 - block + warp * PLAN.blocks
@@ -273,6 +280,7 @@ def k3_experts_cute_stream(
         where = out.iterator.toint() + (Int64(row) * PLAN.latent + packet * 4) * 2
         arch.inline_ptx(STORE_PAIR, read_only_args=[where, rounded(sums[0], sums[1]), rounded(sums[2], sums[3])])
         unit += PLAN.blocks * PLAN.warps
+    stage(JITTER, "finished")
     if t == 0:
         count_launch(counter, block, epoch)
 
@@ -286,12 +294,12 @@ def launch(
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
     hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
+    JITTER: cutlass.Constexpr, PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: registers for ``PER_SM`` blocks an SM; the carveout only spares the compiler asking a driver."""
     k3_experts_cute_stream(
         latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, done, coarse, ready, epochs,
-        health, rows, PLAN, BETA, LINEAR, RELEASE,
+        health, rows, PLAN, BETA, LINEAR, RELEASE, JITTER,
     ).launch(
         grid=[PLAN.blocks, 1, 1], block=[PLAN.threads, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=PER_SM,
         preferred_smem_carveout=50,

@@ -10,6 +10,7 @@ from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
 from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import exchange_buffers, fake_tensors, head, refuses_always
 from .layout import Head, power_of_two
 
@@ -162,7 +163,7 @@ class CuteMmaEngine(Engine):
         fakes = fake_tensors(problem, buffers)
         names = ARGMAX if argmax else SHARD
         numbers = ("rows", "rank") if argmax else ("rows",)
-        more = (int(config["backoff"]), int(config.get("jitter", 0))) if argmax else ()
+        more = (int(config["backoff"]), build_of(config)) if argmax else ()
         built = compile_cute(
             cute_mma.launch_argmax if argmax else cute_mma.launch_shard,
             (*(fakes[name] for name in names), *(Int32(1) for _ in numbers), one, str(config["release"]), *more),

@@ -11,6 +11,7 @@ from ..contract import Arg, Buffer, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_PARTS
 from ..params import RELEASE
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import fake_tensors, head, refuses_always
 from .cute_mma_engine import BACKOFF, MOST_RANKS
 from .layout import Lookup
@@ -83,7 +84,7 @@ class CuteRowsEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in TENSORS), Int32(1), Int32(1), one, str(config["release"]), int(config["backoff"]),
-                int(config.get("jitter", 0)),
+                build_of(config),
             ),
             arch,
             grid=(one.blocks, 1, 1),

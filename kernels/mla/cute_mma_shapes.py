@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..space import Config
+from ..stamps import build_of
 from .around import Around
 from .family import Mla
 from .layout import Attend
@@ -44,7 +45,7 @@ def ranks_of(problem: Mla, config: Config) -> Ranks:
     around, send = around_of(problem, config), send_of(problem, config)
     blocks = (around.head_blocks, attend_of(problem, config).blocks, send.head_blocks, around.head_blocks)
     return Ranks(
-        problem.dcp, problem.rows, problem.heads, problem.width, problem.kv_lora, problem.fp8, blocks, int(config.get("jitter", 0))
+        problem.dcp, problem.rows, problem.heads, problem.width, problem.kv_lora, problem.fp8, blocks, build_of(config)
     )  # fmt: skip
 
 

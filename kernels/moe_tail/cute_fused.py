@@ -8,6 +8,7 @@ from cutlass import Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_stages import stage
 from ..cute_waits import count_launch, pause
 from .cute_next import finish_rows
 from .cute_up import make_columns
@@ -27,6 +28,7 @@ def k3_moe_tail_cute_fused_step(
 
     All blocks wait for each other: they must be on the GPU together.
     """
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     counter = epochs.iterator.toint()
@@ -45,6 +47,7 @@ def k3_moe_tail_cute_fused_step(
             [*tensors, counter, record], memory, rows, block, t, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER
         )  # fmt: skip
         # all warps of the block have read its counter before a barrier that is behind them
+        stage(JITTER, "finished")
         pause(JITTER, epoch, block * 64 + 36)
         if t == 0:
             count_launch(counter, block, epoch)
@@ -56,6 +59,7 @@ def k3_moe_tail_cute_fused_step(
         epoch = finish_rows(
             [*tensors, counter, record], memory, rows, saved, block, t, T, EPS, BACKOFF, REHEARSE, RELEASE, JITTER
         )
+        stage(JITTER, "finished")
         pause(JITTER, epoch, block * 64 + 36)
         if t == 0:
             count_launch(counter, block, epoch)

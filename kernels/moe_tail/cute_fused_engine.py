@@ -11,6 +11,7 @@ from ..cute_sources import CUTE_MIX
 from ..output_projection.common import BACKOFF, REHEARSE
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import (
     LEAST_REGISTERS,
     buffers,
@@ -134,7 +135,7 @@ class CuteFusedEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), shape, eps_constant(problem.eps), int(config["at_once"]),
-                int(config["backoff"]), bool(config["rehearse"]), str(config["release"]), int(config.get("jitter", 0)),
+                int(config["backoff"]), bool(config["rehearse"]), str(config["release"]), build_of(config),
             ),
             arch,
             grid=(shape.blocks, 1, 1),

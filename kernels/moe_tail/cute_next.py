@@ -10,6 +10,7 @@ from ..cute_mix import mix_of_saved, mixed, tell_prefix, values_of
 from ..cute_numbers import rounded
 from ..cute_polls import poll
 from ..cute_row import LOAD_OWN, OWN_BLOCK, STORE_OWN, row_of_block
+from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import epoch_of, pause, release
 
@@ -68,10 +69,12 @@ def end_row(
     delta, _ = poll(
         four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live
     )  # fmt: skip
+    stage(JITTER, "heard")
     before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
     new = in_words([a + b for a, b in zip(before, change, strict=True)])
     p = values_of(new, COLUMNS)
     tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER, live)
+    stage(JITTER, "told")
     store_live(prefix_out, new, live)
     norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
     out = mixed(
@@ -126,6 +129,7 @@ def finish_row(
     old = sixteen(LOAD_X, prefix + at)
     owner = column // T.shard
     place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
+    stage(JITTER, "listening")
     pause(JITTER, epoch, block * 64 + 33 + unit)
     given = [old, mix, total, largest]
     if cutlass.const_expr(REHEARSE):
@@ -164,6 +168,7 @@ def finish_rows(
         release(JITTER, block * 64 + 16 + unit)
     arch.sync_threads()
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
     # weights go to each lane's own place, out of the way of the saved blocks' words, but after these are asked for
     kept_at, fresh = memory.toint() + t * 96, [*gamma, *query, *norm]

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
+from ..cute_stages import stage
 from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_send import planned, send_planned, send_quad
@@ -155,10 +156,12 @@ def make_pass(
         mailboxes[0], gamma_at + t * 8, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, AT_ONCE, BACKOFF, T, JITTER
     )  # fmt: skip
     arch.sync_threads()
+    stage(JITTER, "heard")
     if warp < T.warps_k:
         multiply_latents(runs, x_at, sums_at, warp, lane, T)
     if warp < 14:
         arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
+        stage(JITTER, "product")
         pause(JITTER, epoch, block * 64 + 47)
         push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
     elif cutlass.const_expr(not T.share_first):
@@ -168,6 +171,7 @@ def make_pass(
     line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
     # waits of the cluster end: each block pushes, since all its other waits end
     arch.mbarrier_wait(bars + half, phase)
+    stage(JITTER, "told")
     if cutlass.const_expr(not T.share_first):
         arch.sync_threads()
     if cutlass.const_expr(T.passes > 2):  # noqa: SIM102, compiled in or not, then asked at run time
@@ -224,6 +228,7 @@ def make_columns(
     if cutlass.const_expr(RELEASE == "loads"):
         release(JITTER, block * 64 + 16 + warp)
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
 
     epoch = epoch_of(counter, block)
     (claim,) = read(LOAD_WORD, health, 1, [])
@@ -236,6 +241,7 @@ def make_columns(
             for i in range(ahead)
         ]  # fmt: skip
         send_planned(more, epoch, claim, block, T, JITTER)
+    stage(JITTER, "sent")
     at_once = min(T.tp, AT_ONCE)
     if cutlass.const_expr(T.two_shot):
         own_latents(latents, totals_to, number, rows, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER)

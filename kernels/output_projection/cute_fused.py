@@ -8,6 +8,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause
 from .cute_mix import UNITS, ranks_at_once, take_unit, weights_of
 from .cute_product import ROW_WORDS, partial
@@ -30,6 +31,7 @@ def k3_output_projection_cute_fused_step(
     All blocks wait for each other: they must be on the GPU together. A mixer begins to poll when its own block's
     products are done, so that polls do not stand in the way of the weights.
     """
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     lane = t % 32
@@ -48,6 +50,7 @@ def k3_output_projection_cute_fused_step(
             res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
         )  # fmt: skip
         arch.griddepcontrol_wait()
+        stage(JITTER, "woken")
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
@@ -55,6 +58,7 @@ def k3_output_projection_cute_fused_step(
             ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER, REHEARSE,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
+        stage(JITTER, "finished")
         pause(JITTER, epoch, block * 64 + 36)
         if warp == WARPS and lane == 0:
             count_launch(counter, block, epoch)

@@ -11,6 +11,7 @@ from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER, RELEASE
 from ..residency import register_limit
 from ..space import Config, Constraint, Space
+from ..stamps import build_of
 from .common import (
     BACKOFF,
     COLUMNS,
@@ -134,7 +135,7 @@ class CuteFusedEngine(Engine):
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
                 problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
-                warps, finishing, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), int(config.get("jitter", 0)),
+                warps, finishing, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), build_of(config),
                 bool(config["rehearse"]),
             ),
             arch,

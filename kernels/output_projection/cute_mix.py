@@ -10,6 +10,7 @@ from ..cute_mix import mix_of_saved, mixed, tell_prefix
 from ..cute_packets import GROUP_BYTES, both, offsets, send
 from ..cute_polls import poll
 from ..cute_row import KINDS, UNITS
+from ..cute_stages import stage
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, PARTIAL, TOTAL, pause
 from .cute_parts import packed, row_words, seven, store_row_words
@@ -138,6 +139,7 @@ def finish(
     """
     packet = unit * 32 + lane
     parity = Int32(epoch & Uint32(1))
+    stage(JITTER, "listening")
     pause(JITTER, epoch, block * 64 + 33 + unit)
     if cutlass.const_expr(SHARD > 0):
         owner = packet // SHARD
@@ -162,6 +164,7 @@ def finish(
             BACKOFF,
             live,
         )
+    stage(JITTER, "heard")
     new = packed(values)
     if cutlass.const_expr(not RESTART):
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
@@ -201,6 +204,7 @@ def take_unit(
         mix, total, largest = mix_of_saved(
             sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER
         )
+        stage(JITTER, "asked")
         if cutlass.const_expr(REHEARSE):
             for live in cutlass.range(2, unroll=1):
                 if live != Int32(0):

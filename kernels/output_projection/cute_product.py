@@ -8,6 +8,7 @@ from cutlass.cute import arch
 
 from ..cute_numbers import rounded
 from ..cute_packets import both, send, send_to_all
+from ..cute_stages import stage
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_mix import SUMS_DONE
@@ -115,6 +116,7 @@ def partial(
     hop = width * WARPS * 2
     w_in = [run(LOAD_W, w_at, n_tiles, per_tile * WIDTH * 2, s * hop, [policy]) for s in range(depth)]
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
 
     x_at = []
     for m in cutlass.range_constexpr(m_tiles):
@@ -128,6 +130,7 @@ def partial(
     if cutlass.const_expr(ROWS <= 16):
         epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD, STORES)
 
+    stage(JITTER, "asked")
     if cutlass.const_expr(RELEASE == "loads" and depth == steps):
         release(JITTER, block * 64 + 16 + warp)
     acc = [Float32(0.0)] * (m_tiles * n_tiles * 4)
@@ -166,6 +169,7 @@ def partial(
                     if row < ROWS:
                         sums[warp * size + row * ROW_WORDS + place(j * 8 + quad * 2 + e % 2)] = acc[c + e]
     arch.barrier(barrier_id=GEMM_DONE, number_of_threads=32 * WARPS)
+    stage(JITTER, "product")
     if cutlass.const_expr(WAITERS > 0):
         arch.barrier_arrive(barrier_id=SUMS_DONE, number_of_threads=32 * (WARPS + WAITERS), aligned=False)
 
@@ -197,5 +201,6 @@ def partial(
                     rank = quad if cutlass.const_expr(SHARD > 0) else quad + 4 * i
                     if rank < (1 if SHARD > 0 else TP) and claim == Uint32(0):
                         send(address_of(whom[i]), packet, whole, whom[i][2], epoch, FORM)
+    stage(JITTER, "told")
     pause(JITTER, epoch, block * 64 + 35)
     return epoch

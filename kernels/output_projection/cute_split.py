@@ -9,6 +9,7 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_row import meet
+from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause, release
 from .cute_mix import UNITS, own_columns, ranks_at_once, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS, partial
@@ -22,6 +23,7 @@ def k3_output_projection_cute_split_producer(
     FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Block b makes and publishes columns 56 b onwards of this rank's partial. It waits for no packet."""
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     warp = arch.make_warp_uniform(arch.warp_idx())
@@ -55,6 +57,7 @@ def k3_output_projection_cute_split_consumer(
     wait for each other: all must be on the GPU together. With ``CLUSTER`` blocks they are a cluster, and tell each
     other the row's sums in shared memory.
     """
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     warp = arch.make_warp_uniform(arch.warp_idx())
@@ -67,6 +70,7 @@ def k3_output_projection_cute_split_consumer(
     )  # fmt: skip
     if cutlass.const_expr(WAIT == "start"):
         arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
     # counters of the producer's blocks come first
     counter = epochs.iterator.toint() + HIDDEN // COLUMNS * 4
     epoch = epoch_of(counter, block)
@@ -85,6 +89,7 @@ def k3_output_projection_cute_split_consumer(
         tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM,
         ranks_at_once(FORM, MIXERS), BACKOFF, 0, CLUSTER, JITTER,
     )  # fmt: skip
+    stage(JITTER, "finished")
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):
         arch.griddepcontrol_wait()

@@ -11,6 +11,7 @@ from ..cute_sources import CUTE_MIX
 from ..params import K_ORDER
 from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import (
     BACKOFF,
     COLUMNS,
@@ -183,7 +184,7 @@ class CuteSplitEngine(Engine):
 
         problem = projection(problem)
         rows, hidden, tp = problem.rows, problem.hidden, problem.tp
-        warps, mixers, jitter = int(config["warps_k"]), int(config["mixers"]), int(config.get("jitter", 0))
+        warps, mixers, jitter = int(config["warps_k"]), int(config["mixers"]), build_of(config)
         depth, release = int(config["depth"]), str(config["release"])
         finishing = consumer_blocks(rows, config)
         counted = hidden // COLUMNS + finishing

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import as_word, rounded
+from ..cute_stages import stage
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, publish_pair
 from .cute_words import STORE_TWO, piece
@@ -202,6 +203,7 @@ def front(
     if cutlass.const_expr(F.turns > 1):
         words = piece(memory, F.offsets[1], Float32, F.share * 2)
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
 
     x_in = [each(LOAD_X, x_at, s * stride, []) for s in range(depth)]
     epoch = epoch_of(counter, block)
@@ -212,6 +214,7 @@ def front(
     sent = []
     if cutlass.const_expr(F.turns <= EARLY):
         sent = to_send(peers, tile, part, t, to, F)
+    stage(JITTER, "asked")
     if cutlass.const_expr(RELEASE == "loads" and depth == F.steps):
         arch.griddepcontrol_launch_dependents()
     acc = [Float32(0.0)] * (F.m_tiles * F.n_tiles * 4)
@@ -235,6 +238,7 @@ def front(
         acc = multiply(acc, w_in[d], x_in[d], F.halves)
     keep_sums(acc, sums, warp, lane, F)
     arch.sync_threads()
+    stage(JITTER, "product")
 
     if cutlass.const_expr(F.split > 1):
         arch.cluster_wait()
@@ -247,6 +251,7 @@ def front(
             else:
                 words[2 * i], words[2 * i + 1] = pair_of_parts(sums, i, Int32(0), 1, F)
         arch.sync_threads()
+    stage(JITTER, "heard")
     pause(JITTER, epoch, block * 64 + warp)
     parity = Int32(epoch & Uint32(1))
     for turn in cutlass.range_constexpr(F.turns):
@@ -277,4 +282,5 @@ def front(
         mine = there & (to == 0) & (row < rows) if cutlass.const_expr(KEEP) else False
         if mine:
             keep_pair(logits, latent, is_logit, row, n, own, two_own, F)
+    stage(JITTER, "told")
     return epoch

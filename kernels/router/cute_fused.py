@@ -8,6 +8,7 @@ from cutlass import Int32, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_stages import stage
 from ..cute_waits import count_launch
 from .cute_front import front
 from .cute_route import copy, route
@@ -25,6 +26,7 @@ def k3_router_cute_fused_step(
 
     The last two poll what all ranks, this one too, publish: all blocks must be on the GPU together.
     """
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     cluster, part = block // F.split, block % F.split
@@ -39,6 +41,7 @@ def k3_router_cute_fused_step(
         epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER, REHEARSE)
     else:
         epoch = copy(box, latent.iterator.toint(), counter, record, rows, block, part, C, BACKOFF, RELEASE, JITTER)
+    stage(JITTER, "finished")
     if t == 0:  # all warps of the block have read the counter: they have met since
         count_launch(counter, block, epoch)
 

@@ -9,6 +9,7 @@ from ..contract import Compiled, Engine, Problem, Work
 from ..output_projection.common import REHEARSE
 from ..residency import register_limit
 from ..space import Config, Constraint, Space
+from ..stamps import build_of
 from .common import (
     FRONT_PARAMS,
     HERE,
@@ -95,7 +96,7 @@ class CuteFusedEngine(Engine):
         blocks = front.blocks + ROLES * front.split
         buffers = (*choice_buffers(problem), *shard_buffers(problem, blocks))
         more = (
-            front, choice, problem.scaling, int(config.get("backoff", 0)), str(config["release"]), int(config.get("jitter", 0)),
+            front, choice, problem.scaling, int(config.get("backoff", 0)), str(config["release"]), build_of(config),
             bool(config["rehearse"]),
         )  # fmt: skip
         made = built(

@@ -8,6 +8,7 @@ from cutlass import Int32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_stages import stage
 from ..cute_waits import count_launch
 from .cute_front import front
 from .cute_route import route
@@ -20,6 +21,7 @@ def k3_router_cute_mma_front(
     F: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """Every block a part of K of a tile of weight rows; this rank's shard is published, and kept in plain tensors too."""
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     tensors = [one.iterator.toint() for one in (x, w_router, w_down, peers, logits, latent, targets, epochs, health)]

@@ -8,6 +8,7 @@ from ..contract import Compiled, Engine, Problem, Work
 from ..params import RELEASE
 from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import (
     FRONT_PARAMS,
     HERE,
@@ -103,7 +104,7 @@ class CuteMmaEngine(Engine):
             front = front_of(problem, config)
             buffers = shard_buffers(problem, front.blocks)
             launch = built(
-                launch_front, FRONT, (front, release, int(config.get("jitter", 0))), problem, buffers, arch,
+                launch_front, FRONT, (front, release, build_of(config)), problem, buffers, arch,
                 blocks=front.blocks, threads=front.threads, cluster=front.split, shared_bytes=front.shared_bytes,
             )  # fmt: skip
         return Compiled(self.family, self.name, problem, config, arch, (launch,), buffers)

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import as_word
+from ..cute_stages import stage
 from ..cute_waits import epoch_of, pause
 from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, meet, pairs_of
 from .cute_group import group
@@ -18,7 +19,7 @@ COPIES = 4
 @cute.jit
 def choose_row(
     tensors: list, row: Int32, pairs: list, held: list, local: Int32, lane: Int32, epoch: Uint32, block: Int32, memory: list,
-    scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, live: Int32 | None,
+    scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr, live: Int32 | None,
 ):  # fmt: skip
     """A row's logits, its choice, and the choice's ids to the block that groups; with ``live`` zero none of it but the
     instructions: nobody is waited for, nothing leaves the block.
@@ -27,6 +28,7 @@ def choose_row(
     best, candidates, scores, counts, ids, barrier = memory
     parity = Int32(epoch & Uint32(1))
     words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF, live)
+    stage(JITTER, "heard")
     real = lane >= 0
     if cutlass.const_expr(live is not None):
         real = live != Int32(0)
@@ -48,6 +50,7 @@ def choose_row(
         arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
     if (lane == 0) & real:
         arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
+    stage(JITTER, "told")
 
 
 @cute.jit
@@ -91,22 +94,24 @@ def route(
         for m in cutlass.range(t, C.chunks * 32 * C.tall, threads, unroll=1):
             masks[m] = Uint32(0)
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
     epoch = Uint32(0)
     if cutlass.const_expr(MAIL):
         epoch = epoch_of(counter, block)
     if cutlass.const_expr(C.blocks > 1):
         arch.cluster_wait()
+    stage(JITTER, "listening")
     if mine:
         pause(JITTER, epoch, block * 64 + 33 + local)
         if cutlass.const_expr(not REHEARSE):
             choose_row(
-                tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, None
+                tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, JITTER, None,
             )  # fmt: skip
     if cutlass.const_expr(REHEARSE):
         for live in cutlass.range(2, unroll=1):
             if mine:
                 choose_row(
-                    tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, live
+                    tensors, row, pairs, held, local, lane, epoch, block, [best, candidates, scores, counts, ids, barrier], scaling, C, MAIL, BACKOFF, JITTER, live,
                 )  # fmt: skip
                 meet(local, C)  # what the row's warps write for each other is written anew
             if part == 0:
@@ -135,6 +140,7 @@ def copy(
     if cutlass.const_expr(RELEASE != "end"):
         arch.griddepcontrol_launch_dependents()
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
     parity = Int32(epoch & Uint32(1))
     a_rank, threads = B.latents // 4, 32 * C.warps * C.blocks

@@ -68,7 +68,7 @@ class Machine(Arithmetic):
     shared_bytes: int
     seed: int = 0
     time: int = 1
-    """What the global timer shows, in nanoseconds."""
+    """What both clocks show, in nanoseconds."""
     tick: int = 0
     """Nanoseconds a step."""
     limit: int = 400_000
@@ -86,7 +86,11 @@ class Machine(Arithmetic):
         self.tid, self.lane = index % self.block, index % 32
         self.local = index // self.block
         self.ctaid = first + self.local
-        self.special = {"%tid.x": self.tid, "%ctaid.x": self.ctaid, "%laneid": self.lane}
+        nothing = np.zeros(self.count, dtype=np.int64)
+        self.special = {
+            "%tid.x": self.tid, "%ctaid.x": self.ctaid, "%laneid": self.lane, "%ctaid.y": nothing, "%ctaid.z": nothing,
+            "%nctaid.x": nothing + 1 + self.ctaid.max(), "%nctaid.y": nothing + 1,
+        }  # fmt: skip
         self.rank = self.ctaid % self.cluster
         self.home = self.local - self.rank
         self.registers: dict[str, np.ndarray] = {}
@@ -126,7 +130,7 @@ class Machine(Arithmetic):
             return stored[who].astype(CARRIERS[WIDTHS[kind]]).view(dtype)
         if name in self.special:
             return self.special[name][who].astype(dtype)
-        if name == "%globaltimer":
+        if name in ("%globaltimer", "%clock64"):
             return np.full(len(who), self.time, dtype=dtype)
         value = constant(name, kind)
         assert value is not None, f"{name} is read before it is written"
