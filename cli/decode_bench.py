@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..tuning.stop import ended_by_sigterm
 from .decode_bench_view import render_bench
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, progress_bar, real_card
 from .output import Json, emit
@@ -20,6 +21,7 @@ BATCH_ONLY = {"prompt": "--prompt", "tokens": "--tokens", "fill": "--fill-contex
 TRAFFIC_ONLY = {"keep_gb": "--keep-gb", "reuse": "--no-reuse", "real_pauses": "--real-pauses"}
 
 
+@ended_by_sigterm()
 def bench_command(
     preset: str | None = typer.Option(None, "--preset", help="A published point or one beside them, by name; options change it. `list` lists them."),
     workload: Path | None = typer.Option(None, "--workload", help="Sessions, JSON lines, in place of batches: agent traffic; `k3lab decode traffic` makes some."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .words import counted
@@ -10,6 +11,39 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Data = dict[str, Any]
+
+FEW = "* of too few samples: none lies beyond this percentile (P90 takes 10, a median 2)"
+
+
+def marked(text: str, covered: bool) -> str:
+    """With the mark that :data:`FEW` explains, unless the tail is covered."""
+    return text if covered else f"{text}*"
+
+
+def figure(measure: Data) -> str:
+    """Of a report's measure, without its unit."""
+    return marked(f"{measure['value']:.4g}", measure.get("tail_covered", True))
+
+
+def times_better(ratio: Data | None, digits: int = 3) -> str:
+    """Of ``decode compare``; empty where there is none. That of a marked figure is marked."""
+    times = ratio and ratio["times_better"]
+    return marked(f"{times:.{digits}f}", all(ratio["tail_covered"])) if ratio and times else ""
+
+
+def behind(samples: Iterable[int | None]) -> str:
+    """How many samples stand behind a line's percentiles: one number where they are alike; empty of what is no percentile."""
+    return ", ".join(dict.fromkeys(str(one) for one in samples if one is not None))
+
+
+def samples_of(measures: Iterable[Data | None]) -> str:
+    """As :func:`behind`, of one measure in several reports."""
+    return behind(one.get("samples") for one in measures if one)
+
+
+def any_marked(measures: Iterable[Mapping[str, Data]]) -> bool:
+    """Whether :data:`FEW` must be said under a table of reports' measures."""
+    return not all(one.get("tail_covered", True) for own in measures for one in own.values())
 
 
 def _say(console: Console, text: str) -> None:
@@ -54,14 +88,16 @@ def _table(console: Console, data: Data, names: list[str]) -> None:
 
     reports, between = data["reports"], data["between"]
     ratios = between["ratios"] if between and between["comparable"] else None
-    table = Table("measure", *names, "unit", *(["times better"] if ratios is not None else []))
-    units = {measure: one["unit"] for name in names for measure, one in reports[name]["measures"].items()}
-    for measure, unit in units.items():
-        values = [reports[name]["measures"].get(measure, {}).get("value") for name in names]
-        cells = ["-" if value is None else f"{value:.4g}" for value in values]
-        times = (ratios or {}).get(measure, {}).get("times_better")
-        table.add_row(measure, *cells, unit, *([] if ratios is None else [f"{times:.3f}" if times else "-"]))
+    table = Table("measure", *names, "unit", *(["times better"] if ratios is not None else []), "samples")
+    measures = [reports[name]["measures"] for name in names]
+    for measure, unit in {measure: one["unit"] for own in measures for measure, one in own.items()}.items():
+        found = [own.get(measure) for own in measures]
+        cells = ["-" if one is None else figure(one) for one in found]
+        times = [] if ratios is None else [times_better(ratios.get(measure)) or "-"]
+        table.add_row(measure, *cells, unit, *times, samples_of(found))
     console.print(table)
+    if any_marked(measures):
+        _say(console, FEW)
 
 
 def _backend(console: Console, name: str, report: Data) -> None:
@@ -94,7 +130,9 @@ def _published(console: Console, data: Data, report: Data) -> None:
         _say(console, f"  {one['line']}")
         for name, ours in data["reports"].items():
             got = ours["measures"].get(one["beside"])
-            value = f"{got['value']:.4g} {got['unit']}" if got else "not measured here"
+            value = f"{figure(got)} {got['unit']}" if got else "not measured here"
+            if got and got.get("samples"):
+                value += f" of {counted(got['samples'], 'sample')}"
             _say(console, f"    here ({name}): {one['beside']} {value}; {hardware}")
     _say(
         console,

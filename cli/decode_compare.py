@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from .decode_bench_view import FEW, behind, marked, times_better
 from .output import Json, emit
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ def render_compare(console: Console, data: dict[str, Any]) -> None:
             say(f"  {one['field']}: {one['a']} and {one['b']}" + (f" ({one['why']})" if one["why"] else ""))
         return
     say("both: " + ", ".join(f"{name} {value}" for name, value in data["conditions"].items()))
-    table = Table("measure", *(f"{key.upper()}: {name or 'backend unknown'}" for key, name in zip("ab", data["backends"], strict=True)), "unit", "times better")  # fmt: skip
+    table = Table("measure", *(f"{key.upper()}: {name or 'backend unknown'}" for key, name in zip("ab", data["backends"], strict=True)), "unit", "times better", "samples")  # fmt: skip
     for name, one in data["ratios"].items():
-        times = one["times_better"]
-        table.add_row(name, f"{one['a']:.4g}", f"{one['b']:.4g}", one["unit"], "-" if times is None else f"{times:.3f}")
+        cells = (marked(f"{one[key]:.4g}", covered) for key, covered in zip("ab", one["tail_covered"], strict=True))
+        table.add_row(name, *cells, one["unit"], times_better(one) or "-", behind(one["samples"]))
     console.print(table)
+    if not all(own for one in data["ratios"].values() for own in one["tail_covered"]):
+        say(FEW)
     if data["left_out"]:
         say(f"left out, not in both: {', '.join(data['left_out'])}")

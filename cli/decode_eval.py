@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..tuning.stop import ended_by_sigterm
 from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, kept_alone, progress_bar, real_card
 from .output import Json, emit
 from .words import counted
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 
 
+@ended_by_sigterm()
 def eval_command(
     problems: Path = typer.Argument(help="JSON lines in the form of AIME, GPQA, MRCR or token ids; see docs/evaluation.md."),
     model: str | None = typer.Option(None, "--model", help="small (default), k3, or the path of a config.json."),

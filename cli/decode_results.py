@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..kernels import InputError
+from .decode_bench_view import FEW, any_marked, figure, samples_of, times_better
 from .recorded import load_result
 
 Data = dict[str, Any]
@@ -161,23 +162,18 @@ def _bench_table(one: Bench) -> str:
 
     told = between(one.reports)
     ratios: Mapping[str, Data] = told["ratios"] if told and told["comparable"] else {}
-    names = list(one.reports)
-    units = {measure: own["unit"] for report in one.reports.values() for measure, own in report["measures"].items()}
+    measures = [report["measures"] for report in one.reports.values()]
+    units = {measure: own["unit"] for every in measures for measure, own in every.items()}
     rows = []
     for measure, unit in units.items():
-        values = [report["measures"].get(measure, {}).get("value") for report in one.reports.values()]
-        times = ratios.get(measure, {}).get("times_better")
-        rows.append(
-            (
-                measure,
-                *("not measured" if value is None else f"{value:.4g} {unit}" for value in values),
-                f"{times:.2f}" if times else "",
-            )
-        )
-    head = ("measure", *(f"`{name}`" for name in names), "times better")
+        found = [every.get(measure) for every in measures]
+        cells = ["not measured" if own is None else f"{figure(own)} {unit}" for own in found]
+        rows.append((measure, *cells, times_better(ratios.get(measure), 2), samples_of(found)))
+    head = ("measure", *(f"`{name}`" for name in one.reports), "times better", "samples")
     where = ", ".join(f"{name} {value}" for name, value in one.conditions.items())
     missing = {what: why for report in one.reports.values() for what, why in report["absent"].items()}
     lines = [table(head, rows), "", f"Measured (`results/{one.folder}`): {where}."]
+    lines += ["", *([f"- \\{FEW}"] if any_marked(measures) else [])]
     lines += [f"- not measured: {what}: {why}" for what, why in missing.items()]
     return "\n".join(lines)
 

@@ -199,6 +199,12 @@ class _Exchange:
             self.finished.add(rank)
             self.changed.notify_all()
 
+    def give_up(self) -> None:
+        """Every rank fails in its next collective, or in the one after it."""
+        with self.changed:
+            self.deadline = 0.0
+            self.changed.notify_all()
+
     def swap(self, rank: int, call: int, what: str, value: Any) -> list[Any]:
         """Post a value for collective number ``call`` and return every rank's."""
         with self.changed:
@@ -260,6 +266,10 @@ class _VirtualRank:
         return _shard(_sum_in_rank_order(self._swap("reduce_scatter", x, dim)), dim, self.rank, self.size)
 
 
+INTERRUPTED_S = 5.0
+"""How long an interrupted run waits for its ranks to end."""
+
+
 def run_virtual_ranks(size: int, fn: Callable[[Collectives], T], timeout_s: float = 60.0) -> list[T]:
     """Run ``fn`` once a rank, in ``size`` threads of this process, and return the results by rank.
 
@@ -287,13 +297,22 @@ def run_virtual_ranks(size: int, fn: Callable[[Collectives], T], timeout_s: floa
             exchange.end(rank, None)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
+    try:
+        for thread in threads:
+            thread.start()
+        with exchange.changed:
+            while len(exchange.finished) < size and not exchange.failed:
+                left = exchange.deadline - time.monotonic()
+                if left <= 0 or not exchange.changed.wait(left):
+                    break
+    except KeyboardInterrupt:  # a thread that is in PyTorch while the interpreter is taken down aborts the process
+        exchange.give_up()
+        end = time.monotonic() + INTERRUPTED_S
+        for thread in threads:
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, end - time.monotonic()))
+        raise
     with exchange.changed:
-        while len(exchange.finished) < size and not exchange.failed:
-            left = exchange.deadline - time.monotonic()
-            if left <= 0 or not exchange.changed.wait(left):
-                break
         failed = exchange.failed[:1]
         unfinished = set(range(size)) - exchange.finished
         # a rank that waits is late for another's sake, unless it was just woken

@@ -5,8 +5,30 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import monotonic
+from types import FrameType
+from typing import Any
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], Any], *numbers: signal.Signals) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        yield
+        return
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, earlier in zip(numbers, before, strict=True):
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends what runs as Ctrl-C does, by ``KeyboardInterrupt``: files that are written stay whole."""
+    with _handled(signal.default_int_handler, signal.SIGTERM):
+        yield
 
 
 class Stop:
@@ -38,16 +60,8 @@ class Stop:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals while inside; the second Ctrl-C ends at once."""
-        if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
+        with _handled(self._ask, signal.SIGINT, signal.SIGTERM):
             yield
-            return
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self._ask) for number in signals]
-        try:
-            yield
-        finally:
-            for number, handler in zip(signals, before, strict=True):
-                signal.signal(number, handler)
 
     def _ask(self, number: int, _frame: object) -> None:
         if self.signalled and number == signal.SIGINT:  # twice: now

@@ -122,8 +122,8 @@ def _round(
             return
         if changed:
             loop.begin([one.slot for one in live], [one.last for one in live], [one.seed for one in live])
-            if len(live) == len(prompts) and (drafting := loop.drafting_s()) is not None:
-                timing.drafting_s.append(drafting)
+            if len(live) == len(prompts):
+                timing.drafting_s += loop.drafting_s()
             changed = False
         begun = clock()
         out = loop.step()
@@ -146,7 +146,7 @@ def seen(requests: Sequence[Finished], timing: Timing) -> dict[str, Any]:
     A user's rate is of one request's tokens after the first.
     """
     rates = [(one.output - 1) / (one.latency_s - one.first_s) for one in requests if one.latency_s > one.first_s]
-    prefill_s, step_s, drafting = sum(timing.prefill_s), sum(timing.step_s), timing.drafting_s
+    prefill_s, step_s = sum(timing.prefill_s), sum(timing.step_s)
     output = sum(one.output for one in requests)
     return {
         "requests": len(requests),
@@ -160,6 +160,6 @@ def seen(requests: Sequence[Finished], timing: Timing) -> dict[str, Any]:
         "step_s": spread(timing.step_s),
         "steps": len(timing.step_s),
         "mean_tokens_a_step": sum(timing.accepted) / len(timing.accepted) if timing.accepted else None,
-        "drafting_s": spread(drafting)["p50"],
+        "drafting_s": spread(timing.drafting_s),
         "tokens_digest": timing.tokens.hexdigest()[:16],
     }

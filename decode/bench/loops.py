@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -48,8 +47,8 @@ class Loop(Protocol):
         """One step; what each request puts out."""
         ...
 
-    def drafting_s(self) -> float | None:
-        """Seconds that drafting alone takes for the requests that decode; None without drafts."""
+    def drafting_s(self) -> list[float]:
+        """Seconds that drafting alone takes for the requests that decode, a few times; none without drafts."""
         ...
 
 
@@ -87,8 +86,9 @@ class PlainLoop:
         """See :class:`Loop`."""
         return self._graph.step()
 
-    def drafting_s(self) -> None:
+    def drafting_s(self) -> list[float]:
         """See :class:`Loop`."""
+        return []
 
 
 class DraftedLoop:
@@ -131,9 +131,9 @@ class DraftedLoop:
         """See :class:`Loop`."""
         return self._graphs.step()
 
-    def drafting_s(self) -> float:
-        """See :class:`Loop`; the median of a few. Call it before the first step after :meth:`begin`."""
-        return statistics.median(_timed(lambda: self.begin(*self._held)) for _ in range(DRAFTINGS))
+    def drafting_s(self) -> list[float]:
+        """See :class:`Loop`. Call it before the first step after :meth:`begin`."""
+        return [_timed(lambda: self.begin(*self._held)) for _ in range(DRAFTINGS)]
 
     def _wait(self) -> None:
         if self.capture.device.type == "cuda":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..traffic.seen import Measured, measured
+
 NO_GPU = "needs a GPU: without one nothing is captured, and there is no byte floor"
 BY_LAYER = ("time a layer by kind", "launches a layer", "share of the byte floor")
 SEEN = {
@@ -19,18 +21,14 @@ SEEN = {
     "request latency, P90": ("request_latency_s", "p90", 1.0, "s"),
     "step time, median": ("step_s", "p50", 1e3, "ms"),
     "step time, P90": ("step_s", "p90", 1e3, "ms"),
-    "drafter time": ("drafting_s", None, 1e3, "ms"),
+    "drafter time": ("drafting_s", "p50", 1e3, "ms"),
 }
-"""Measure to where it lies in :func:`~k3lab.decode.bench.batches.seen`, by how much it is multiplied, and its unit."""
+"""Of :func:`~k3lab.decode.bench.batches.seen`, as :func:`~k3lab.decode.traffic.seen.measured` takes them."""
 
 
-def measures(seen: Mapping[str, Any], layers: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Value and unit by name; what there is no figure of is left out."""
-    made = {}
-    for name, (key, part, factor, unit) in SEEN.items():
-        value = seen[key] if part is None else seen[key][part]
-        if value is not None:
-            made[name] = {"value": value * factor, "unit": unit}
+def measures(seen: Mapping[str, Any], layers: Mapping[str, Any] | None) -> Measured:
+    """By name; what there is no figure of is left out."""
+    made = measured(seen, SEEN)
     if layers is None:
         return made
     found: list[tuple[str, float | None, str]] = []
@@ -51,7 +49,7 @@ def absent(seen: Mapping[str, Any], layers: Mapping[str, Any] | None, *, drafts:
     told = dict.fromkeys(BY_LAYER, NO_GPU) if layers is None else dict(layers["absent"])
     if not drafts:
         told["drafter time"] = "no drafts"
-    elif seen["drafting_s"] is None:
+    elif not seen["drafting_s"]["samples"]:
         told["drafter time"] = "no request came to a step"
     if seen["decode_tokens_a_s"] is None:
         told["decode throughput, user rate, step time"] = (

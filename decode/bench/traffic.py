@@ -19,7 +19,8 @@ from ..memory import check_memory, peak_memory
 from ..plan import AUTO_NOTE, TUNED_FAMILIES
 from ..run_options import RunOptions, check_context
 from ..run_places import known_gpu
-from ..traffic.both import Turns, measures, replay_backend
+from ..traffic.both import MEASURES, Turns, replay_backend
+from ..traffic.seen import measured
 from ..traffic.sessions import Traffic
 from .measures import BY_LAYER
 from .presets import Preset
@@ -213,7 +214,7 @@ def run_traffic(
         missing["user rate, group decode rate"] = "one token a turn comes out of its prompt: no step was decoded"
     reports = {
         name: {
-            "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measures(one),
+            "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measured(one, MEASURES),
             "absent": missing, "dspark": drafting(card, options), "bundle": bundled(bundle, choices) if name != "auto" else None,
             "environment": environment, "preset": preset.to_json() if preset else None, "seen": one, "steps": one["steps"],
             "weight_bytes": weights.bytes, "peak_memory_bytes": peak_memory(device),

@@ -59,14 +59,25 @@ UNITS = {
 
 
 @dataclass(frozen=True)
+class Measure:
+    """One figure of a report."""
+
+    value: float
+    unit: str
+    samples: int | None = None
+    """Behind a percentile; None of what is none."""
+    tail_covered: bool = True
+    """False of a percentile that has no sample beyond it."""
+
+
+@dataclass(frozen=True)
 class Report:
     """One file."""
 
     path: Path
     conditions: Conditions
     backend: str
-    measures: dict[str, tuple[float, str]]
-    """Name to value and unit."""
+    measures: dict[str, Measure]
 
 
 def read_report(path: str | Path) -> Report:
@@ -112,7 +123,10 @@ def report_of(data: Any, path: Path) -> Report:
             raise InputError(
                 f"{path}: measure {name} is {str(one)[:60]}, must have a finite value and a unit of {', '.join(UNITS)}"
             )
-        measures[name] = (float(value), str(one["unit"]))
+        samples, covered = one.get("samples"), one.get("tail_covered", True)
+        if not (samples is None or (type(samples) is int and samples > 0)) or type(covered) is not bool:
+            raise InputError(f"{path}: measure {name} has samples {str(samples)[:60]}, tail_covered {str(covered)[:60]}; must be 1 or more, and true or false")  # fmt: skip
+        measures[name] = Measure(float(value), str(one["unit"]), samples, covered)
     return Report(path, Conditions(**{name: given[name] for name in fields}), str(data.get("backend", "")), measures)
 
 
@@ -137,8 +151,8 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
     """B against A.
 
     Returns:
-        ``comparable``; where it is, ``ratios`` by measure (how many times better B is, by the unit's direction), else
-        ``different``. Measures of different units, or that only one has, are ``left_out``.
+        ``comparable``; where it is, ``ratios`` by measure (how many times better B is, by the unit's direction, and the
+        samples behind both of a percentile), else ``different``. Measures of different units, or that only one has, are ``left_out``.
     """
     different = differences(a, b)
     told: dict[str, Any] = {
@@ -149,9 +163,12 @@ def compare(a: Report, b: Report) -> dict[str, Any]:
     if different:
         return told
     for name in dict.fromkeys((*a.measures, *b.measures)):
-        if name not in a.measures or name not in b.measures or a.measures[name][1] != b.measures[name][1]:
+        if name not in a.measures or name not in b.measures or a.measures[name].unit != b.measures[name].unit:
             told["left_out"].append(name)
             continue
-        (x, unit), (y, _) = a.measures[name], b.measures[name]
-        told["ratios"][name] = {"a": x, "b": y, "unit": unit, "times_better": times_better(x, y, unit)}
+        x, y = a.measures[name], b.measures[name]
+        told["ratios"][name] = {
+            "a": x.value, "b": y.value, "unit": x.unit, "times_better": times_better(x.value, y.value, x.unit),
+            "samples": [x.samples, y.samples], "tail_covered": [x.tail_covered, y.tail_covered],
+        }  # fmt: skip
     return told

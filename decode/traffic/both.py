@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from .steps import Steps
 
 MEASURES = {
-    "user rate, median": ("user_tokens_a_s", "p50", "tok/s/user"),
-    "user rate, P90": ("user_tokens_a_s", "p90", "tok/s/user"),
-    "time to first token, median": ("time_to_first_token_s", "p50", "s"),
-    "time to first token, P90": ("time_to_first_token_s", "p90", "s"),
-    "request latency, median": ("request_latency_s", "p50", "s"),
-    "request latency, P90": ("request_latency_s", "p90", "s"),
-    "prefill rate": ("prefill_tokens_a_s", None, "tok/s"),
-    "prefill rate of a turn, median": ("prefill_tokens_a_s_by_turn", "p50", "tok/s"),
-    "prefill rate of a turn, P90": ("prefill_tokens_a_s_by_turn", "p90", "tok/s"),
-    "group decode rate": ("group_decode_tokens_a_s", None, "tok/s"),
-    "group decode rate of a step, median": ("group_decode_tokens_a_s_by_step", "p50", "tok/s"),
-    "group decode rate of a step, P90": ("group_decode_tokens_a_s_by_step", "p90", "tok/s"),
+    "user rate, median": ("user_tokens_a_s", "p50", 1.0, "tok/s/user"),
+    "user rate, P90": ("user_tokens_a_s", "p90", 1.0, "tok/s/user"),
+    "time to first token, median": ("time_to_first_token_s", "p50", 1.0, "s"),
+    "time to first token, P90": ("time_to_first_token_s", "p90", 1.0, "s"),
+    "request latency, median": ("request_latency_s", "p50", 1.0, "s"),
+    "request latency, P90": ("request_latency_s", "p90", 1.0, "s"),
+    "prefill rate": ("prefill_tokens_a_s", None, 1.0, "tok/s"),
+    "prefill rate of a turn, median": ("prefill_tokens_a_s_by_turn", "p50", 1.0, "tok/s"),
+    "prefill rate of a turn, P90": ("prefill_tokens_a_s_by_turn", "p90", 1.0, "tok/s"),
+    "group decode rate": ("group_decode_tokens_a_s", None, 1.0, "tok/s"),
+    "group decode rate of a step, median": ("group_decode_tokens_a_s_by_step", "p50", 1.0, "tok/s"),
+    "group decode rate of a step, P90": ("group_decode_tokens_a_s_by_step", "p90", 1.0, "tok/s"),
 }
-"""Measure to where it lies in :func:`~k3lab.decode.traffic.seen.seen`, and its unit."""
+"""Of :func:`~k3lab.decode.traffic.seen.seen`, as :func:`~k3lab.decode.traffic.seen.measured` takes them."""
 
 
 def replay_backend(
@@ -57,16 +57,6 @@ def replay_backend(
         "steps": dispatcher.tally.to_json() if dispatcher.backend != "auto" else None,
         "each": [one.to_json() for one in turns],
     }
-
-
-def measures(told: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The measures of a report; what a replay did not have is left out."""
-    made = {}
-    for name, (key, part, unit) in MEASURES.items():
-        value = told[key] if part is None else told[key][part]
-        if value is not None:
-            made[name] = {"value": value, "unit": unit}
-    return made
 
 
 class Ended(Protocol):

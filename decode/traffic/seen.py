@@ -1,12 +1,18 @@
-"""What the users of a replay saw: percentiles over turns, and rates of the whole."""
+"""What users saw: percentiles over turns or requests, each with the samples behind it, and rates of the whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .replay import Replay, Served
+
+
+PERCENTILES = {"p10": 10, "p50": 50, "p90": 90}
+"""Those of a :func:`spread`, in percent."""
+Measured = dict[str, dict[str, Any]]
+"""By name ``value`` and ``unit``; of a percentile also ``samples`` and ``tail_covered``."""
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -16,9 +22,34 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return float(np.quantile(values, share)) if values else None
 
 
-def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Median, 90th percentile and the 10th: which end is bad depends on what it is."""
-    return {"p10": percentile(values, 0.1), "p50": percentile(values, 0.5), "p90": percentile(values, 0.9)}
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, 90th percentile and the 10th, since which end is bad depends on what it is; and of how many ``samples``."""
+    return {name: percentile(values, percent / 100) for name, percent in PERCENTILES.items()} | {"samples": len(values)}
+
+
+def tail_covered(samples: int, name: str) -> bool:
+    """Whether the tail beyond a percentile is one sample or more: 10 for P90, 2 for the median. With fewer it is drawn from the rest."""
+    percent = PERCENTILES[name]
+    return samples * min(percent, 100 - percent) >= 100
+
+
+def measured(seen: Mapping[str, Any], wanted: Mapping[str, tuple[str, str | None, float, str]]) -> Measured:
+    """What of ``wanted`` there is a figure of.
+
+    Args:
+        seen: figures, and spreads of them.
+        wanted: measure to its key, which percentile of a spread, by how much it is multiplied, and its unit.
+    """
+    made: Measured = {}
+    for name, (key, part, factor, unit) in wanted.items():
+        value = seen[key] if part is None else seen[key][part]
+        if value is None:
+            continue
+        made[name] = {"value": value * factor, "unit": unit}
+        if part is not None:
+            samples = seen[key]["samples"]
+            made[name] |= {"samples": samples, "tail_covered": tail_covered(samples, part)}
+    return made
 
 
 def seen(turns: Sequence[Served], replay: Replay) -> dict[str, Any]:

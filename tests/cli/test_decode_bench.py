@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_a_batch_goes_through_both_backends(tmp_path: Path, capsys: pytest.Captu
         == 0
     )
     text = capsys.readouterr().out
+    assert "none lies beyond this percentile" in text
     assert "SYNTHETIC acceptance of mean length 2" in text and "no ratio: gpu" in text and "times better" not in text
     assert "not measured: launches a layer: needs a GPU" in text and "published" not in text
     for name, report in reports(out).items():
@@ -80,6 +82,8 @@ def test_a_batch_goes_through_both_backends(tmp_path: Path, capsys: pytest.Captu
             report["measures"]
         )
         assert all(one["value"] > 0 for one in report["measures"].values())
+        assert report["measures"]["request latency, P90"]["samples"] == 4
+        assert not report["measures"]["request latency, P90"]["tail_covered"]
     assert run(["decode", "compare", str(out / "auto.json"), str(out / "latency_specialized.json")]) == 1
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert bench("--out", out) == 2
@@ -128,6 +132,7 @@ def test_sessions_go_through_both_backends_with_drafts(tmp_path: Path, capsys: p
         assert report["seen"]["each"] == kept and len(kept) == turns
         assert report["conditions"]["workload"].startswith(traffic.digest) and report["conditions"]["drafts"] == 2
         assert report["measures"]["request latency, P90"]["value"] > 0
+        assert report["measures"]["request latency, P90"]["samples"] == turns
         assert sum(one["output"] for one in kept) == sum(turn.output for one in traffic.sessions for turn in one.turns)
     assert run(["decode", "compare", str(out / "auto.json"), str(out / "latency_specialized.json")]) == 1
 
@@ -141,10 +146,12 @@ def test_a_rank_alone_replays_sessions(tmp_path: Path, capsys: pytest.CaptureFix
         assert any("no link cost" in line for line in report["notes"]) and report["seen"]["reused_tokens"] == 5
 
 
-@pytest.mark.parametrize("traffic", [False, True])
+@pytest.mark.parametrize(
+    ("traffic", "number"), [(False, signal.SIGINT), (False, signal.SIGTERM), (True, signal.SIGTERM)]
+)
 def test_what_ended_before_an_interruption_is_kept(
-    traffic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    traffic: bool, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
     file, out, what = tmp_path / "t.jsonl", tmp_path / "out", "turns" if traffic else "requests"
     assert run(["decode", "traffic", str(file), *SMALL]) == 0
     inner, count = both.Turns.add, 0
@@ -154,12 +161,16 @@ def test_what_ended_before_an_interruption_is_kept(
         inner(self, turn)
         count += 1
         if count == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
 
     monkeypatch.setattr(both.Turns, "add", add)
+    capsys.readouterr()
     words = ["--workload", file] if traffic else ["--tokens", 2, "--rounds", 9]
     assert bench(*words, "--backend", "auto", "--out", out) == 130
     assert len((out / f"auto.{what}.jsonl").read_text().splitlines()) == 2 and not (out / "auto.json").exists()
+    said = capsys.readouterr()
+    assert said.err == "k3lab: interrupted\n" and not said.out
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from k3lab.cli.main import run
+from k3lab.decode.evaluation.evaluate import Record
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +39,24 @@ def test_a_small_file_concludes_nothing_and_says_so(
     assert "no kernel is judged" in text and "inconclusive" in text
     assert run([*call, "--seed", "1"]) == 2
     assert "of another evaluation: its seed is 0, now 1" in capsys.readouterr().err
+
+
+def test_what_ended_before_a_signal_is_kept_and_gone_on_from(
+    problems: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, inner = tmp_path / "kept.jsonl", Record.add
+
+    def add(self: Record, *one: Any) -> None:
+        inner(self, *one)
+        signal.raise_signal(signal.SIGTERM)
+
+    call = ["decode", "eval", str(problems), "--tokens", "2", "--rows", "1", "--out", str(kept), "--json"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Record, "add", add)
+        assert run(call) == 130
+    assert capsys.readouterr().err == "k3lab: interrupted\n"
+    assert run(call) == 0
+    assert json.loads(capsys.readouterr().out)["outputs_of_earlier_runs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,19 @@ def test_presets_have_tables_apart_and_published_figures_no_ratio(tmp_path: Path
     assert "- not measured: drafter time: no drafts" in plain and "no result yet" not in drafted + plain
 
 
+def test_percentiles_stand_with_their_samples(tmp_path: Path) -> None:
+    latency = {"value": 2.5, "unit": "s", "samples": 9, "tail_covered": False}
+    steps = {"value": 7.0, "unit": "ms", "samples": 1000, "tail_covered": True}
+    keep_bench(
+        tmp_path, "plain-1", PLAIN, 1.0, 2.0, measures={"request latency, P90": latency, "step time, P90": steps}
+    )
+    text = presets(tmp_path)
+    assert "| request latency, P90 | 2.5* s | 2.5* s | 1.00* | 9 |" in text
+    assert "| step time, P90 | 7 ms | 7 ms | 1.00 | 1000 |" in text and "\n\n- \\* of too few samples" in text
+    keep_bench(tmp_path, "plain-1", PLAIN, 1.0, 2.0, measures={"step time, P90": steps})
+    assert "too few" not in presets(tmp_path)
+
+
 def test_reports_that_differ_share_no_ratio(tmp_path: Path) -> None:
     keep_bench(tmp_path, "headline", ALIKE, 300.0, 600.0)
     path = tmp_path / "h200" / "decode_headline" / "auto.json"

@@ -42,8 +42,8 @@ def weights(tiny_tensors: ModelTensors, tiny: ModelCard) -> RankWeights:
 class Made:
     """A loop whose calls take known seconds and whose requests get known counts of tokens."""
 
-    def __init__(self, counts: Sequence[Sequence[int]], drafting: float | None = None) -> None:
-        self.counts, self._drafting, self.at = [list(one) for one in counts], drafting, 0.0
+    def __init__(self, counts: Sequence[Sequence[int]], drafting: Sequence[float] = ()) -> None:
+        self.counts, self._drafting, self.at = [list(one) for one in counts], [*drafting], 0.0
         self.cache = SimpleNamespace(release=lambda slot: self.ran.append(("release", slot)))
         self.capture: Any = None
         self.ran: list[Any] = []
@@ -68,7 +68,7 @@ class Made:
         self.at += 10
         return [[20 + n for n in range(self.counts[slot].pop(0))] for slot in self._held]
 
-    def drafting_s(self) -> float | None:
+    def drafting_s(self) -> list[float]:
         return self._drafting
 
 
@@ -91,13 +91,13 @@ def run_made(
 
 def test_times_are_those_of_prompts_and_steps_alone() -> None:
     # slot 0 warms up; of the two requests one gets three tokens a step, the other one
-    loop = Made([[1], [3, 3], [1, 1, 1, 1, 1]], drafting=0.25)
+    loop = Made([[1], [3, 3], [1, 1, 1, 1, 1]], drafting=[0.25, 0.5, 0.125])
     ended, timing, served = run_made(loop, 5, [[1, 2, 3], [4, 5]])
     fast, slow = ended
     assert (fast.request, fast.first_s, fast.latency_s, fast.steps, fast.output) == (0, 3, 25, 2, 5)
     assert (slow.request, slow.first_s, slow.latency_s, slow.steps, slow.output) == (1, 5, 45, 4, 5)
     assert served == [2, 2, 1, 1]
-    assert timing.prefill_s == [3, 2] and timing.prefilled == 5 and timing.drafting_s == [0.25]
+    assert timing.prefill_s == [3, 2] and timing.prefilled == 5 and timing.drafting_s == [0.25, 0.5, 0.125]
     assert timing.decoded == 8 and timing.accepted == [3, 1, 3, 1, 1, 1]
     began = [one for one in loop.ran if one[0] == "begin"]
     assert began[1:] == [("begin", (1, 2), (7, 7), (40, 41)), ("begin", (2,), (20,), (41,))]
@@ -105,7 +105,7 @@ def test_times_are_those_of_prompts_and_steps_alone() -> None:
     assert data["decode_tokens_a_s"] == 8 / 40  # no prefill in it
     assert data["output_tokens_a_s"] == 10 / 45 and data["prefill_tokens_a_s"] == 1
     assert data["user_tokens_a_s"]["p50"] == pytest.approx((4 / 22 + 4 / 40) / 2)
-    assert data["mean_tokens_a_step"] == 10 / 6 and data["drafting_s"] == 0.25
+    assert data["mean_tokens_a_step"] == 10 / 6 and data["drafting_s"]["p50"] == 0.25
 
 
 def test_each_round_has_its_own_beginning_and_seeds() -> None:
@@ -114,7 +114,7 @@ def test_each_round_has_its_own_beginning_and_seeds() -> None:
     assert [(one.round, one.first_s, one.latency_s) for one in ended] == [(0, 2, 12), (1, 2, 12), (2, 2, 12)]
     assert [one[3] for one in loop.ran if one[0] == "first"] == [40, 40, 41, 42]
     assert [one[1] for one in loop.ran if one[0] == "release"] == [0, 1, 2, 3]
-    assert timing.drafting_s == [] and seen(ended, timing)["drafting_s"] is None
+    assert timing.drafting_s == [] and seen(ended, timing)["drafting_s"]["samples"] == 0
 
 
 def test_requests_that_ended_are_there_when_the_rest_fails() -> None:
@@ -177,6 +177,16 @@ def test_what_is_not_measured_is_absent_and_said_to_be() -> None:
     assert made["step alone, share of the byte floor"]["value"] == 0.5
     assert "mla MoE layer, launches" not in made and absent(nothing, layers, drafts=3)["x"] == "why"
     assert "time a layer by kind" not in absent(nothing, layers, drafts=3)
+
+
+@pytest.mark.parametrize(("steps", "covered"), [(1, ()), (2, ("median",)), (9, ("median",)), (10, ("median", "P90"))])
+def test_a_percentile_says_its_samples_and_whether_one_lies_beyond_it(steps: int, covered: tuple[str, ...]) -> None:
+    loop = Made([[1], [1] * steps, [1] * steps])
+    made = measures(seen(*run_made(loop, steps + 1, [[1], [1]])[:2]), None)
+    for word in ("median", "P90"):
+        assert made[f"step time, {word}"]["samples"] == steps and made[f"request latency, {word}"]["samples"] == 2
+        assert made[f"step time, {word}"]["tail_covered"] is (word in covered)
+    assert "samples" not in made["prefill rate"]  # no percentile
 
 
 def test_layers_are_those_of_the_bars(tiny: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:

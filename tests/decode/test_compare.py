@@ -37,6 +37,25 @@ def test_ratios_say_how_many_times_better_whatever_the_unit(tmp_path: Path) -> N
     assert data["ratios"]["decode"]["times_better"] == 842 / 488 and data["ratios"]["step"]["times_better"] == 1.5
 
 
+def test_a_percentile_of_few_samples_is_marked_and_so_is_its_ratio(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def latency(value: float, samples: int) -> dict[str, Any]:
+        one = {"value": value, "unit": "s", "samples": samples}
+        return {**MEASURES, "median": {**one, "tail_covered": True}, "P90": {**one, "tail_covered": samples > 9}}
+
+    a, b = write(tmp_path / "a", measures=latency(3.0, 8)), write(tmp_path / "b", measures=latency(1.5, 17))
+    data = compare(read_report(a), read_report(b))
+    assert data["ratios"]["P90"]["samples"] == [8, 17] and data["ratios"]["P90"]["tail_covered"] == [False, True]
+    assert data["ratios"]["step"]["samples"] == [None, None]
+    assert run(["decode", "compare", str(a), str(b)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = {line.split()[1]: line.replace("│", "").split()[1:] for line in lines if "│" in line}
+    assert cells["P90"] == ["3*", "1.5", "s", "2.000*", "8,", "17"]
+    assert cells["median"] == ["3", "1.5", "s", "2.000", "8,", "17"] and cells["step"] == ["9", "9", "ms", "1.000"]
+    assert any("none lies beyond this percentile" in line for line in lines)
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(Conditions)])
 def test_any_other_condition_forbids_a_ratio(name: str, tmp_path: Path) -> None:
     there = getattr(BASE, name)
@@ -92,10 +111,14 @@ def test_what_is_no_report_is_one_line(tmp_path: Path, text: str, words: str) ->
 
 
 @pytest.mark.parametrize(
-    "one", [{"value": "fast", "unit": "ms"}, {"value": 1.0, "unit": "parsecs"}, {"value": True, "unit": "ms"}, 3]
-)
+    "one",
+    [
+        {"value": "fast", "unit": "ms"}, {"value": 1.0, "unit": "parsecs"}, {"value": True, "unit": "ms"}, 3,
+        {"value": 1.0, "unit": "ms", "samples": 0}, {"value": 1.0, "unit": "ms", "tail_covered": "no"},
+    ],
+)  # fmt: skip
 def test_a_measure_has_a_value_and_a_unit(tmp_path: Path, one: Any) -> None:
-    with pytest.raises(InputError, match="measure x is"):
+    with pytest.raises(InputError, match=r"measure x (is|has)"):
         read_report(write(tmp_path / "x", measures={"x": one}))
     with pytest.raises(InputError, match="condition tp is '16', must be a whole number"):
         read_report(write(tmp_path / "y", tp="16"))

@@ -16,11 +16,12 @@ from k3lab.decode.dspark.weights import random_rank_draft
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.sharding import ModelTensors
 from k3lab.decode.speculate_run import fitted_card
+from k3lab.decode.traffic.both import MEASURES
 from k3lab.decode.traffic.captured import CapturedDraftedSteps, CapturedPlainSteps
 from k3lab.decode.traffic.captured import Served as TurnsServed
 from k3lab.decode.traffic.clock import WallClock
 from k3lab.decode.traffic.replay import Replay, Served
-from k3lab.decode.traffic.seen import percentile, seen
+from k3lab.decode.traffic.seen import measured, percentile, seen
 from k3lab.decode.traffic.sessions import Session, Traffic, Turn, read_traffic, traffic_of
 from k3lab.decode.traffic.steps import DraftedSteps, PlainSteps, Steps
 from k3lab.decode.traffic.synthetic import Shape, synthetic
@@ -94,6 +95,10 @@ def test_times_of_a_session_alone(weights: RankWeights) -> None:
     assert data["prefill_tokens_a_s"] == 1 and data["request_latency_s"]["p90"] == percentile([25, 3], 0.9)
     assert data["prefill_tokens_a_s_by_turn"]["p90"] == 1 and data["group_decode_tokens_a_s_by_step"]["p50"] == 0.1
     assert data["reused_share"] == 7 / 15 and data["longest_context"] == 11
+    made = measured(data, MEASURES)  # of two turns; one of them has a token after its first
+    assert made["request latency, median"] == {"value": 14.0, "unit": "s", "samples": 2, "tail_covered": True}
+    assert made["request latency, P90"]["tail_covered"] is False and made["user rate, median"]["samples"] == 1
+    assert made["prefill rate"] == {"value": 1.0, "unit": "tok/s"}
 
 
 def test_turns_queue_for_rows_in_order_of_being_due(weights: RankWeights) -> None:
