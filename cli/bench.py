@@ -179,7 +179,7 @@ def stages(
         )
         for role in found.roles:
             console.print(
-                f"  {counted(role.warps, 'warp')} of {counted(role.blocks, 'block')}: us since the first stamp"
+                f"  {found.kernels[role.launch]}, {counted(role.warps, 'warp')} of {counted(role.blocks, 'block')}: us since the first stamp"
             )
             for one in role.stages:
                 console.print(

@@ -1,4 +1,4 @@
-"""The table that a build with stamps writes to: 16 bytes a (stage, block, warp), nanoseconds and clock ticks."""
+"""The tables that a build with stamps writes to, one a launch: 16 bytes a (stage, block, warp), nanoseconds and clock ticks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ BLOCKS, WARPS, BYTES = 1024, 32, 16
 TABLE_BYTES = len(STAGES) * BLOCKS * WARPS * BYTES
 
 
-def build_of(config: Mapping[str, Any]) -> int:
+def build_of(config: Mapping[str, Any], place: int = 0) -> int:
     """Which build of a kernel a config asks for, as its ``JITTER``.
 
-    ``jitter``: seed of random delays in every hand-over; ``stamps``: device address of :data:`TABLE_BYTES` zeroed bytes. Neither is
-    in any space.
+    ``jitter``: seed of random delays in every hand-over; ``stamps``: device address of :data:`TABLE_BYTES` zeroed bytes for each
+    launch of the engine, of which this is number ``place``. Neither is in any space.
     """
     stamps = int(config.get("stamps", 0))
-    return -stamps if stamps else int(config.get("jitter", 0))
+    return -(stamps + place * TABLE_BYTES) if stamps else int(config.get("jitter", 0))

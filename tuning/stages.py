@@ -38,6 +38,8 @@ class StageTime:
 class Role:
     """Warps that pass the same stages, in the order in which the median warp passes them."""
 
+    launch: int
+    """Place of the launch among the engine's."""
     warps: int
     blocks: int
     stages: tuple[StageTime, ...]
@@ -47,6 +49,8 @@ class Role:
 class Stages:
     """What :func:`measure_stages` found."""
 
+    kernels: tuple[str, ...]
+    """Of the engine's launches."""
     roles: tuple[Role, ...]
     span_us: float
     """From the first stamp to the last."""
@@ -66,14 +70,14 @@ def stamps_of(table: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
     within a block ticks count, and its stamps together say where they lie.
 
     Args:
-        table: int64 [stages, blocks, warps, 2], nanoseconds and ticks, zeros where nothing passed. What is older than the
-            first ``begin`` is of a launch before and left out.
+        table: int64 [stages, blocks, warps, 2], nanoseconds and ticks, zeros where nothing passed; blocks of an engine's launches
+            one after the other. What is older than the first ``begin`` of the first launch is of a replay before and left out.
 
     Raises:
         ValueError: no warp has stamped its beginning.
     """
     nanoseconds, ticks = table[..., 0], table[..., 1]
-    begun = nanoseconds[STAGES.index("begin")]
+    begun = nanoseconds[STAGES.index("begin"), :BLOCKS]
     if not begun.any():
         raise ValueError("no warp has stamped its beginning")
     start = begun[begun > 0].min()
@@ -100,22 +104,30 @@ def stamps_of(table: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
     return times / 1e3, tick_ns
 
 
-def roles_of(launches: NDArray[np.float64]) -> tuple[Role, ...]:
-    """Roles of the warps, the one of most warps first; ``launches`` is [launches, stages, blocks, warps] in microseconds."""
-    passes = ~np.isnan(launches).any(0)
+def roles_of(times: NDArray[np.float64]) -> tuple[Role, ...]:
+    """Roles of the warps, launch by launch, the one of most warps first; microseconds by [replay, stage, block, warp]."""
+    return tuple(
+        role
+        for place in range(times.shape[2] // BLOCKS)
+        for role in _roles(times[:, :, place * BLOCKS : (place + 1) * BLOCKS], place)
+    )
+
+
+def _roles(times: NDArray[np.float64], place: int) -> list[Role]:
+    passes = ~np.isnan(times).any(0)
     kinds, which = np.unique(passes.reshape(len(STAGES), -1), axis=1, return_inverse=True)
     roles = []
     for kind in range(kinds.shape[1]):
         own = (np.asarray(which).reshape(-1) == kind).reshape(passes.shape[1:])
         found = []
         for index in np.flatnonzero(kinds[:, kind]):
-            of_warps = launches[:, index][:, own]
+            of_warps = times[:, index][:, own]
             first, middle, last = (float(np.median(of(of_warps, axis=1))) for of in (np.min, np.median, np.max))
             found.append(StageTime(STAGES[int(index)], round(first, 3), round(middle, 3), round(last, 3)))
         if found:
             found.sort(key=lambda one: one.median_us)
-            roles.append(Role(int(own.sum()), int(own.any(1).sum()), tuple(found)))
-    return tuple(sorted(roles, key=lambda role: -role.warps))
+            roles.append(Role(place, int(own.sum()), int(own.any(1).sum()), tuple(found)))
+    return sorted(roles, key=lambda role: -role.warps)
 
 
 def measure_stages(
@@ -133,7 +145,8 @@ def measure_stages(
     from ..kernels.launch import Runner
     from .timing import capture_calls, input_copies, restorer
 
-    table = torch.zeros(TABLE_BYTES // 8, dtype=torch.int64, device="cuda")
+    many = len(engine.compile(problem, config, arch).launches)
+    table = torch.zeros(many * TABLE_BYTES // 8, dtype=torch.int64, device="cuda")
     compiled = engine.compile(problem, {**config, "stamps": table.data_ptr()}, arch)
     copies = input_copies(family, problem, policy, seed)
     restore = restorer(family, copies)
@@ -146,11 +159,18 @@ def measure_stages(
             restore()
         captured.graph.replay()
         torch.cuda.synchronize()
-        stamps = table.cpu().numpy().reshape(len(STAGES), BLOCKS, WARPS, BYTES // 8)
+        by_launch = table.cpu().numpy().reshape(many, len(STAGES), BLOCKS, WARPS, BYTES // 8)
+        stamps = np.concatenate(by_launch, axis=1)
         if not stamps.any():
             raise InputError(f"{family.name}/{engine.name} stamps no stages; see kernels/cute_stages.py")
         found.append(stamps_of(stamps)[0])
     check_health(runner.buffers)
     whole = np.stack(found)
     span = float(np.median([np.nanmax(one) for one in whole]))
-    return Stages(roles_of(whole), round(span, 3), round(timed.median_us, 3), launches)
+    return Stages(
+        tuple(launch.name for launch in compiled.launches),
+        roles_of(whole),
+        round(span, 3),
+        round(timed.median_us, 3),
+        launches,
+    )

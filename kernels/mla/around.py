@@ -34,6 +34,8 @@ class Around:
     """One order of the parts' sum for all row counts."""
     ranks: int = 1
     """After: whose rows a head's block merges, each one for each (row, head); one: parts of the own attention."""
+    build: int = 0
+    """With stamps where it is not zero (:mod:`..stamps`)."""
 
     @property
     def width(self) -> int:

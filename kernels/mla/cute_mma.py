@@ -11,6 +11,7 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_numbers import EXP2, LOG2E, unary
+from ..cute_stages import stage
 from ..cute_streaming import read
 from .cute_mma_front import front
 from .cute_mma_parts import LOAD_WORD, copy_keys, copy_queries, shared_float
@@ -68,6 +69,7 @@ def k3_mla_cute_mma_attend(
     ``EARLY``: keys of tokens before the step are asked for ahead of the dependency wait, and so are table and context.
     The launch before this one must then release only behind its own wait: all it did not write itself is there.
     """
+    stage(A.build, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
     lane = t % 32
@@ -85,6 +87,7 @@ def k3_mla_cute_mma_attend(
             before, first, last = bounds(context.iterator.toint(), request, live_rows, split, A)
             begin(keys_at, pages, shared, request, first, last, before, t, True, A)
     arch.griddepcontrol_wait()
+    stage(A.build, "woken")
     if live_rows > 0:
         if cutlass.const_expr(not EARLY):
             before, first, last = bounds(context.iterator.toint(), request, live_rows, split, A)
@@ -94,6 +97,7 @@ def k3_mla_cute_mma_attend(
         begin(keys_at, pages, shared, request, first, last, before if cutlass.const_expr(EARLY) else first, t, False, A)
         if cutlass.const_expr(RELEASE == "loads"):
             arch.griddepcontrol_launch_dependents()
+        stage(A.build, "asked")
         part_of(
             keys_at, k_scale, pages, partial, lse, shared, request, before, first, last, live, at_query, split, first_query,
             t, lane, warp, A, SCALE, None, None,
@@ -188,7 +192,9 @@ def part_of(
         acc = more_sums(acc, keys + warp * A.latents * A.item, shared + A.weights_at, lane, A, KIND)
     arch.cp_async_wait_group(0)
     arch.sync_threads()
+    stage(A.build, "product")
     leave(partial, lse, acc, highest, weight_sums, shared, wm, wn, live, split * A.slot + at_query, t, lane, warp, A)
+    stage(A.build, "finished")
 
 
 k3_mla_cute_mma_query.set_name_prefix("k3_mla_cute_mma_query", remove_cutlass_symbol=True, keep_mangled_name=False)

@@ -222,7 +222,10 @@ class CuteMmaEngine(Engine):
                 build(
                     launch_attend, ATTEND, rows, (attend, scale, early, release), attend.blocks, attend.shared_bytes, 1
                 ),
-                build(launch_value, VALUE, rows, more, around.head_blocks, around.value_bytes, around.cluster),
+                build(
+                    launch_value, VALUE, rows, (value_of(problem, config), release), around.head_blocks, around.value_bytes,
+                    around.cluster,
+                ),
             )
         return Compiled(self.family, self.name, problem, config, arch, launches, buffers)
 

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import RSQRT, as_float, high, low, rounded, sum_lanes, unary
+from ..cute_stages import stage
 from ..cute_streaming import EVICT_FIRST, LOAD_W, LOAD_X, multiply, read
 from .cute_mma_parts import COPY, MATRICES, STORE_FLOAT, TURNED, matrices, mma, shared_float
 from .cute_mma_sent import begun, ended, send_word
@@ -66,6 +67,7 @@ def front(
     """The whole launch: see :class:`.around.Around`. Where contexts lie over ranks (``D``, a :class:`.ranks.Ranks`) queries go
     to all of them: ``peers`` is [table of targets, the launch's counters, health record, this rank].
     """
+    stage(F.build, "begin")
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):
@@ -104,6 +106,7 @@ def front(
     # peers have begun before anything is stored to them
     arch.cluster_arrive_relaxed()
     arch.griddepcontrol_wait()
+    stage(F.build, "woken")
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
     sent = begun(peers, block, on_head, D)
@@ -119,6 +122,7 @@ def front(
                     place = (warp * 16 + row) * F.outputs + output
                     arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.sums_at + place * 4, acc[4 * n + e]])
         arch.sync_threads()
+        stage(F.build, "product")
     arch.cluster_wait()
     if on_head:
         share_query(query, rows, first_row, head, part, shared, t, F, sent, D)
@@ -126,6 +130,7 @@ def front(
     # stores to peers are there
     arch.cluster_arrive()
     arch.cluster_wait()
+    stage(F.build, "heard")
     if on_head:
         absorb(query, rows, first_row, head, part, shared, lane, warp, F, sent, D)
         ended(sent, block, t, D)
@@ -133,6 +138,7 @@ def front(
         row = (block - F.head_blocks) * 8 + warp
         if row < rows:
             insert(proj, kv_norm, k_scale, table, context, cache, row, lane, F, peers, D)
+    stage(F.build, "finished")
 
 
 @cute.jit

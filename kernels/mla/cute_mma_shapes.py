@@ -13,10 +13,11 @@ from .ranks import Ranks
 
 
 def attend_of(problem: Mla, config: Config) -> Attend:
-    """The attention's index arithmetic."""
+    """The attention's index arithmetic. It is the second launch."""
     return Attend(
         problem.requests, problem.rows, problem.dcp * problem.heads, problem.q_len, problem.kv_lora, problem.rope, problem.block_size,
         problem.blocks_each, problem.fp8, *(int(config[name]) for name in ("splits", "queries", "tile", "stages")),
+        build=min(build_of(config, 1), 0),
     )  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def around_of(problem: Mla, config: Config) -> Around:
     return Around(
         problem.rows, problem.heads, problem.q_lora, problem.nope, problem.rope, problem.kv_lora, problem.v_dim,
         problem.q_len, problem.block_size, problem.blocks_each, problem.fp8, int(config["splits"]), int(config["cluster"]),
-        problem.eps, config.get("k_order") == "invariant",
+        problem.eps, config.get("k_order") == "invariant", build=min(build_of(config), 0),
     )  # fmt: skip
 
 
@@ -36,8 +37,8 @@ def send_of(problem: Mla, config: Config) -> Around:
 
 def value_of(problem: Mla, config: Config) -> Around:
     """That of the last launch, which merges parts of the own attention or rows of all ranks."""
-    around = around_of(problem, config)
-    return replace(around, splits=1, ranks=problem.dcp) if problem.dcp > 1 else around
+    last = replace(around_of(problem, config), build=min(build_of(config, 2 + (problem.dcp > 1)), 0))
+    return replace(last, splits=1, ranks=problem.dcp) if problem.dcp > 1 else last
 
 
 def ranks_of(problem: Mla, config: Config) -> Ranks:

@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import EXP2, LOG2E, as_float, high, low, rounded, sum_lanes, unary
+from ..cute_stages import stage
 from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
 from .cute_mma_front import PEER, STORE_GLOBAL, STORE_PEER, scale_of
 from .cute_mma_gather import gather, share_gathered
@@ -28,6 +29,7 @@ def value(
     """The whole launch: see :class:`.around.Around`. Where contexts lie over ranks rows come from all of them, scaled: ``came``
     is [mailbox, the launch's counters, health record].
     """
+    stage(F.build, "begin")
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     if cutlass.const_expr(RELEASE == "entry"):
@@ -46,6 +48,7 @@ def value(
         weights.append(words)
     arch.cluster_arrive_relaxed()
     arch.griddepcontrol_wait()
+    stage(F.build, "woken")
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
     live = cutlass.min(rows - first_row, 16)
@@ -57,6 +60,7 @@ def value(
         if live > 0:
             merge(partial, live, first_row, head, part, shared, t, F)
         arch.sync_threads()
+        stage(F.build, "sent")
         arch.cluster_wait()
         if live > 0:
             share_latent(live, part, scale, shared, t, F)
@@ -71,6 +75,7 @@ def value(
         ended(got, block, t, D)
     arch.cluster_arrive()
     arch.cluster_wait()
+    stage(F.build, "heard")
     acc = [Float32(0.0)] * (4 * F.v_tiles)
     for s in cutlass.range_constexpr(F.v_steps):
         x = []
@@ -98,6 +103,7 @@ def value(
         word = rounded(low(word) * sigmoid(low(gate)), high(word) * sigmoid(high(gate)))
         to = out + (Int64(first_row + row) * (F.heads * F.v_dim) + column) * 2
         arch.inline_ptx(STORE_GLOBAL, read_only_args=[to, word])
+    stage(F.build, "finished")
 
 
 @cute.jit

@@ -39,6 +39,8 @@ class Attend:
     tile: int
     """Tokens in shared memory at once: 32, 64 or 128."""
     stages: int
+    build: int = 0
+    """With stamps where it is not zero (:mod:`..stamps`)."""
 
     @property
     def width(self) -> int:

@@ -184,7 +184,7 @@ class CuteSplitEngine(Engine):
 
         problem = projection(problem)
         rows, hidden, tp = problem.rows, problem.hidden, problem.tp
-        warps, mixers, jitter = int(config["warps_k"]), int(config["mixers"]), build_of(config)
+        warps, mixers = int(config["warps_k"]), int(config["mixers"])
         depth, release = int(config["depth"]), str(config["release"])
         finishing = consumer_blocks(rows, config)
         counted = hidden // COLUMNS + finishing
@@ -193,7 +193,7 @@ class CuteSplitEngine(Engine):
             launch_producer,
             (
                 *(fakes[name] for name in PRODUCER), Int32(1), rows, problem.width, hidden, tp, shard(problem, config), int(config["run_bytes"]) // 64,
-                depth, x_depth(rows, depth), warps, form(config).name, stores(config), release, jitter,
+                depth, x_depth(rows, depth), warps, form(config).name, stores(config), release, build_of(config),
             ),
             arch,
             grid=(hidden // COLUMNS, 1, 1),
@@ -206,7 +206,7 @@ class CuteSplitEngine(Engine):
             launch_consumer,
             (
                 *(fakes[name] for name in CONSUMER), Int32(1), Int32(1), rows, hidden, tp, shard(problem, config), problem.blocks, problem.kind == "restart",
-                eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, cluster(config), str(config["consumer_wait"]), jitter,
+                eps_constant(problem.eps), mixers, int(config["backoff"]), form(config).name, cluster(config), str(config["consumer_wait"]), build_of(config, 1),
             ),
             arch,
             grid=(finishing, 1, 1),

@@ -97,7 +97,7 @@ class CuteMmaEngine(Engine):
         if problem.kind == "choice":
             choice, buffers = choice_of(problem, config), choice_buffers(problem)
             launch = built(
-                launch_choice, CHOICE, (choice, problem.scaling, release), problem, buffers, arch, blocks=choice.blocks,
+                launch_choice, CHOICE, (choice, problem.scaling, release, build_of(config)), problem, buffers, arch, blocks=choice.blocks,
                 threads=32 * choice.warps, cluster=choice.blocks, shared_bytes=choice.shared_bytes,
             )  # fmt: skip
         else:

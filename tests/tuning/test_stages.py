@@ -55,7 +55,10 @@ def test_roles_are_the_warps_that_pass_the_same_stages() -> None:
     last = roles[1].stages[-1]
     assert last.first_us < last.median_us < last.last_us
     assert last.median_us == pytest.approx(3.217 + 0.45, abs=0.1)
-    assert json.loads(json.dumps(Stages(roles, 5.0, 9.0, 3).to_json()))["roles"][0]["stages"][2]["stage"] == "finished"
+    assert (
+        json.loads(json.dumps(Stages(("kernel",), roles, 5.0, 9.0, 3).to_json()))["roles"][0]["stages"][2]["stage"]
+        == "finished"
+    )
 
 
 def test_stamps_of_a_launch_before_are_left_out() -> None:
@@ -67,3 +70,11 @@ def test_stamps_of_a_launch_before_are_left_out() -> None:
 def test_no_beginning_is_an_error() -> None:
     with pytest.raises(ValueError, match="stamped its beginning"):
         stamps_of(table({"told": {(0, 0): 5.0}}))
+
+
+def test_launches_of_an_engine_have_a_table_each() -> None:
+    """The second launch's stamps count from the first one's beginning; its own blocks are no blocks of the first."""
+    first, second = table(launch()), table({"begin": {(0, 0): 7000.0}, "finished": {(0, 0): 9000.0}})
+    roles = roles_of(stamps_of(np.concatenate([first, second], axis=1))[0][None])
+    assert [(role.launch, role.warps) for role in roles] == [(0, 200), (0, 200), (1, 1)]
+    assert [one.median_us for one in roles[2].stages] == pytest.approx([7.0, 9.0], abs=0.05)
