@@ -12,7 +12,7 @@ from .decode_bars import bars_command
 from .decode_bench import bench_command
 from .decode_compare import compare_command
 from .decode_eval import eval_command
-from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, card_of, progress_bar
+from .decode_inputs import Accept, BundlePath, Dcp, Gpu, bundle_of, card_of, progress_bar
 from .decode_trace import traced_differences
 from .decode_traffic import traffic_command
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
@@ -47,6 +47,7 @@ def plan_command(
     accept: Accept = None,
     gpu: Gpu = "GB300",
     drafts: int = typer.Option(0, "--drafts", help="Of a verify step: rows are a multiple of drafts + 1."),
+    dcp: Dcp = 1,
     logits: bool = typer.Option(False, "--logits", help="Of a step that hands out logits, for sampling; else tokens."),
     full: bool = typer.Option(False, "--full", help="List every launch of every layer kind; JSON always does."),
     as_json: Json = False,
@@ -74,7 +75,7 @@ def plan_command(
         gpu=gpu,
         objective=objective,
         model=model,
-        form=StepForm(drafts + 1, head="logits" if logits else "tokens"),
+        form=StepForm(drafts + 1, dcp=dcp, head="logits" if logits else "tokens"),
     )
     emit(made.to_json(), as_json, partial(render_plan, full=full))
 
@@ -166,6 +167,7 @@ def run_command(
     draft_checkpoint: Path | None = typer.Option(
         None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."
     ),
+    dcp: Dcp = 1,
     rank: int | None = typer.Option(
         None, "--rank", help="Run this rank of the group alone, over loopback: no link cost is in its times."
     ),
@@ -218,6 +220,7 @@ def run_command(
         temperature=temperature,
         acceptance_length=acceptance_length,
         draft_checkpoint=draft_checkpoint,
+        dcp=dcp,
         rank=rank,
         transport=transport,
     )
@@ -226,9 +229,10 @@ def run_command(
         report = run(card, options, bundle=loaded, progress=told, record=recording)
     if report.rank == 0 or rank is not None:  # of torchrun's processes one prints
         emit(report.to_json(), as_json, render_run)
-    differ = traced_differences(trace, report.planned_here, len(report.graph_step_ns or ())) if trace else []
+    traced = report.trace  # of torchrun's processes each has its own
+    differ = traced_differences(traced, report.planned_here, len(report.graph_step_ns or ())) if traced else []
     for line in differ:
-        typer.echo(f"{trace} against the plan: {line}", err=True)
+        typer.echo(f"{traced} against the plan: {line}", err=True)
     if differ or not report.ok:
         raise typer.Exit(1)
 

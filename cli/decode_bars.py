@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .decode_inputs import Accept, BundlePath, bundle_of, progress_bar, real_card
+from .decode_inputs import Accept, BundlePath, Dcp, bundle_of, progress_bar, real_card
 from .output import Json, check_file, emit, write_file
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def bars_command(
     of: int = typer.Option(16, "--of", help="Ranks of its group."),
     drafts: int = typer.Option(7, "--drafts", help="Of the verify step: one request with so many drafts."),
     context: int = typer.Option(512, "--context", help="Tokens of a made-up context."),
+    dcp: Dcp = 1,
     samples: int = typer.Option(30, "--samples", min=4, help="Replays of each graph that are timed."),
     seed: int = typer.Option(0, "--seed", help="Of weights, ids and routing."),
     bundle: BundlePath = None,
@@ -45,7 +46,8 @@ def bars_command(
     if out:
         check_file(out)
     card, loaded = real_card(model, of), bundle_of(bundle, accept)
-    loads = [Load(1, drafts + 1, context), Load(1, 1, context)] if drafts else [Load(1, 1, context)]
+    widths = dict.fromkeys((drafts + 1, 1))
+    loads = [Load(1, q_len, context, dcp) for q_len in widths]
     check_bars(card, loads, tp=of, rank=rank, seed=seed)
     here = device.require("decode bars times kernels and")
     with progress_bar() as told:

@@ -9,7 +9,7 @@ import typer
 
 from ..tuning.stop import ended_by_sigterm
 from .decode_bench_view import render_bench
-from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, progress_bar, real_card
+from .decode_inputs import Accept, BundlePath, Dcp, Gpu, bundle_of, progress_bar, real_card
 from .output import Json, emit
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def bench_command(
     acceptance_length: float | None = typer.Option(None, "--acceptance-length", help="With drafts: SYNTHETIC acceptance of so many mean tokens a step."),
     draft_checkpoint: Path | None = typer.Option(None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."),
     tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size (default 1)."),
+    dcp: Dcp = 1,
     rank: int | None = typer.Option(None, "--rank", help="Run this rank of the group alone, over loopback: no link cost is in its times."),
     of: int | None = typer.Option(None, "--of", help="With --rank: ranks of the group, as --tp."),
     transport: str | None = typer.Option(None, "--transport", help="Of kernels that publish: loopback (one rank alone), symmetric, multicast (torchrun)."),
@@ -96,7 +97,7 @@ def bench_command(
         tp=size, rows=chosen(rows, "rows", 1), prompt=chosen(prompt, "prompt", 1),
         tokens=2 if workload else chosen(tokens, "tokens", 64), fill=fill or 0, chunk=chunk, seed=seed, gpu=gpu,
         model="" if checkpoint else word, checkpoint=checkpoint, drafts=count, temperature=temperature, acceptance_length=length,
-        draft_checkpoint=draft_checkpoint, rank=rank, transport=transport,
+        draft_checkpoint=draft_checkpoint, dcp=dcp, rank=rank, transport=transport,
     )  # fmt: skip
     loaded, here = bundle_of(bundle, accept), environment(device.discover())
     with progress_bar() as told:
@@ -115,7 +116,6 @@ def bench_command(
             data = run_traffic(card, options, read_traffic(workload), handling=how, **alike)
         else:
             data = run_bench(card, options, rounds=1 if rounds is None else rounds, samples=samples, **alike)
-    data["changed"] = changed(known, card, options) if known else []
     unwritten = data.pop("unwritten")
     data["out"] = str(out) if out and not unwritten else None
     if data["rank"] == 0 or rank is not None:  # of torchrun's processes one prints
@@ -137,11 +137,3 @@ def _check_together(given: dict[str, Any], workload: Path | None, known: Preset 
     if wrong:
         speaks = "batches; a workload's lengths are the file's" if workload else "sessions; give them with --workload"
         raise InputError(f"{wrong} speaks of {speaks}")
-
-
-def changed(preset: Preset, card: ModelCard, options: RunOptions) -> list[str]:
-    """What of a preset the call changed."""
-    fields = ("tp", "rows", "drafts", "acceptance_length") if preset.traffic else ("tp", "rows", "drafts", "acceptance_length", "prompt", "tokens")  # fmt: skip
-    own = {name: (getattr(options, name), getattr(preset, name)) for name in fields}
-    told = [f"{name.replace('_', ' ')} {here} for {there}" for name, (here, there) in own.items() if here != there]
-    return [*([f"model {card.name} for kimi-k3"] if card.name != "kimi-k3" else []), *told]

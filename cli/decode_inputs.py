@@ -22,6 +22,10 @@ Accept = Annotated[
         "--accept", help="Also use bundle entries that are only 'predicted', or only 'compiled' for this GPU."
     ),
 ]
+Dcp = Annotated[
+    int,
+    typer.Option("--dcp", help="Ranks that share each context (decode context parallelism): 1, or all, as --tp says."),
+]
 Gpu = Annotated[str, typer.Option("--gpu", help="GPU whose bundle entries are used where none is here.")]
 
 

@@ -121,7 +121,8 @@ def show_fallbacks(console: Console, fallbacks: list[Data]) -> None:
 
 def render_plan(console: Console, data: Data, *, full: bool = False) -> None:
     """Counts and targets, the tuned launches or all of them, what the bundle has for nothing, the fallbacks."""
-    where = f"{data['model']} TP{data['tp']} rows {data['rows']} on {data['gpu']}"
+    shared = "" if data["dcp"] == 1 else f" DCP{data['dcp']}"
+    where = f"{data['model']} TP{data['tp']}{shared} rows {data['rows']} on {data['gpu']}"
     launches = counted(data["launches_per_step"], "launch", "launches")
     _say(console, f"{where}, backend {data['backend']}: {launches} a step")
     for note in data["notes"]:
@@ -176,9 +177,10 @@ def render_run(console: Console, data: Data) -> None:
     for line in data["head"]:
         _say(console, f"note: {line}")
     each = f"{counted(data['rows'], 'request')}, {counted(data['tokens_per_request'], 'token')} each"
+    shared = "" if data["dcp"] == 1 else f" DCP{data['dcp']}"
     _say(
         console,
-        f"{data['model']} TP{data['tp']} ({data['ranks']}), {each},"
+        f"{data['model']} TP{data['tp']}{shared} ({data['ranks']}), {each},"
         f" backend {data['backend']} on {data['device']}, operators: {data['operators']}",
     )
     for request, tokens in enumerate(data["tokens"][:4]):

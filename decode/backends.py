@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..kernels import ModelCard
+from ..kernels import InputError, ModelCard
 from .choices import Choice, Finder
+from .letters import letters
 from .run_options import RunOptions
 from .scope import Scope, StepShape, here
 
@@ -62,10 +63,16 @@ def backend_of(
 ) -> Backend:  # fmt: skip
     """Operators on this GPU; what all ranks can do is agreed on here, before anything waits."""
     from .auto import AutoOperators
+    from .context_parallel import context_group
     from .lone import lone_peers
     from .scope import agree, group_scope
 
-    where: dict[str, Any] = {"dtype": weights.dtype, "device": weights.device}
+    if group.host:
+        told = letters(options.dcp, group.host, 16, "dcp")
+        if len(set(told)) > 1:  # no backend can run: their caches differ
+            raise InputError(f"ranks have dcp {', '.join(map(str, told))}; start every rank with the same options")
+    shared = context_group(group.comm, options.dcp)
+    where: dict[str, Any] = {"dtype": weights.dtype, "device": weights.device, "context_group": shared}
     peers = lone_peers(card, tp=options.tp, rows=options.step_rows, device=weights.device) if group.alone else None
     auto = AutoOperators(card, **where, peers=peers)
     if options.backend == "auto":

@@ -145,6 +145,12 @@ class StepForm:
     head: Literal["logits", "tokens"] = "logits"
     """What it hands out: logits, or of each row the likeliest token alone, for which ranks exchange a pair a row."""
 
+    @property
+    def again(self) -> tuple[str, ...]:
+        """The words of ``decode plan`` that ask for such a step again."""
+        told = {"--drafts": self.q_len - 1, "--dcp": self.dcp if self.dcp > 1 else 0}
+        return tuple(word for name, value in told.items() if value for word in (name, str(value)))
+
 
 PLAIN = StepForm()
 """One token a request, BF16 rows."""
@@ -229,7 +235,7 @@ def choose(
     cures = Cures(
         card,
         target,
-        command or ("plan", "--model", model, "--tp", str(tp), "--rows", str(rows), "--gpu", target.name),
+        command or ("plan", "--model", model, "--tp", str(tp), "--rows", str(rows), *form.again, "--gpu", target.name),
         objective,
         model,
         bundle.path if bundle else None,

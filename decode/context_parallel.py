@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..kernels import InputError
-
 if TYPE_CHECKING:
     from ..kernels.collectives import Collectives
-
-
-def check_dcp(dcp: int, tp: int) -> None:
-    """Raise InputError unless contexts lie on each rank, or over all."""
-    if dcp not in (1, tp):
-        ways = "1" if tp == 1 else f"1 or {tp}, all ranks"
-        raise InputError(f"dcp is {dcp}; at TP {tp} decode context parallelism is {ways}")
 
 
 def context_group(comm: Collectives, dcp: int) -> Collectives | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..kernels import InputError
@@ -88,6 +89,15 @@ def started() -> int:
     """Ranks that torchrun started; 1 without it."""
     place = torchrun()
     return place.size if place else 1
+
+
+def of_rank(path: Path | None) -> Path | None:
+    """A file that every process of a group writes: under torchrun each has one of its own, ``steps.json`` as ``steps.rank3.json``."""
+    place = torchrun()
+    if path is None or place is None or place.size == 1:
+        return path
+    stem, dot, kinds = path.name.partition(".")
+    return path.with_name(f"{stem}.rank{place.rank}{dot}{kinds}")
 
 
 def join(

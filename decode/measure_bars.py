@@ -51,6 +51,8 @@ class Load:
     requests: int
     q_len: int
     context: int
+    dcp: int = 1
+    """Ranks that share each context: one, or all."""
 
     @property
     def rows(self) -> int:
@@ -60,7 +62,7 @@ class Load:
     @property
     def form(self) -> StepForm:
         """Of its step, which hands out tokens: as greedy decoding and verification do."""
-        return StepForm(self.q_len, context=self.context + self.q_len, head="tokens")
+        return StepForm(self.q_len, context=self.context + self.q_len, dcp=self.dcp, head="tokens")
 
 
 def some_layers(weights: RankWeights, kind: LayerKind, count: int) -> RankWeights:
@@ -107,7 +109,7 @@ class Bench:
         load = self.load
         cache = DecodeCache(
             weights.card, tp=weights.tp, max_requests=load.requests, max_context=load.context + load.q_len, dtype=weights.dtype,
-            max_verify=load.q_len, block_size=BLOCK_SIZE, device=weights.device,
+            max_verify=load.q_len, block_size=BLOCK_SIZE, device=weights.device, dcp=load.dcp,
         )  # fmt: skip
         slots = [cache.add() for _ in range(load.requests)]
         if load.context:
@@ -250,7 +252,7 @@ def measure(
     table = [
         {
             "rows": load.rows, "requests": load.requests, "tokens_a_request": load.q_len, "context": load.context,
-            "backends": one, "ratios": _ratios(one),
+            "dcp": load.dcp, "backends": one, "ratios": _ratios(one),
         }
         for load, one in zip(loads, found, strict=True)
     ]  # fmt: skip

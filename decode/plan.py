@@ -18,6 +18,7 @@ from ..kernels.model_card import LayerKind
 from .choices import PLAIN, STEP_FAMILIES, Choice, Fallback, Finder, StepForm, Tuned, check_backend, check_rows, choose
 from .cures import Objective
 from .sequence import UNSERVED_NOTE, LayerForm, PlannedLaunch, forms, stock_launches, tuned_launches
+from .sharding import check_dcp
 from .stock import BEFORE_LAYERS, SPLIT_K_REDUCES, StockLaunch, Target, after_layers, stock_layer, target_layer
 from .unused import Unused, unused_entries
 
@@ -68,6 +69,8 @@ class Plan:
     card: ModelCard
     tp: int
     rows: int
+    dcp: int
+    """Ranks that share each context."""
     backend: str
     gpu: str
     choices: tuple[Choice, ...]
@@ -132,7 +135,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan as data."""
         return {
-            "schema": SCHEMA, "model": self.card.name, "tp": self.tp, "rows": self.rows, "backend": self.backend, "gpu": self.gpu,
+            "schema": SCHEMA, "model": self.card.name, "tp": self.tp, "rows": self.rows, "dcp": self.dcp, "backend": self.backend, "gpu": self.gpu,
             "notes": list(self.notes), "launches_per_step": self.total,
             "before": [launch.to_json(position) for position, launch in enumerate(self.before, 1)],
             "layers": [layer.to_json() for layer in self.layers],
@@ -173,9 +176,10 @@ def plan(
         form: of the step; a plain one by default.
 
     Raises:
-        InputError: TP does not divide, rows out of range, unknown backend or GPU.
+        InputError: TP does not divide, rows out of range, contexts over a part of the ranks, unknown backend or GPU.
     """
     card.check_tp(tp)
+    check_dcp(form.dcp, tp)
     check_rows(rows)
     check_backend(backend)
     if bundle is not None and backend == "auto":
@@ -194,7 +198,7 @@ def plan(
     layers = tuple(
         LayerPlan(
             own.kind, own.dense, tuple(indices),
-            launches(stock_layer(own.kind, dense=own.dense, rows=rows), own),
+            launches(stock_layer(own.kind, dense=own.dense, rows=rows, dcp=form.dcp), own),
             target_layer(own.kind, dense=own.dense), own.restarts,
         )
         for own, indices in groups.items()
@@ -203,4 +207,4 @@ def plan(
     layers = tuple(sorted(layers, key=lambda one: (not one.dense, one.restarts, -len(one.layers), one.layers)))
     before, after = launches(BEFORE_LAYERS), launches(after_layers(form.head))
     unused = unused_entries(card, choices, bundle.entries, tp=tp, rows=rows, gpu=name) if bundle else ()
-    return Plan(card, tp, rows, backend, name, choices, before, layers, after, unused)
+    return Plan(card, tp, rows, form.dcp, backend, name, choices, before, layers, after, unused)

@@ -19,6 +19,8 @@ class RunReport:
     """What must be known before reading on: entries that are not measured, ranks that are stand-ins."""
     model: str
     tp: int
+    dcp: int
+    """Ranks that share each context."""
     ranks: str
     """How the ranks ran, in words."""
     rows: int
@@ -77,7 +79,7 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """The report as data; times in integer nanoseconds."""
         return {
-            "head": list(self.head), "model": self.model, "tp": self.tp, "ranks": self.ranks, "rows": self.rows,
+            "head": list(self.head), "model": self.model, "tp": self.tp, "dcp": self.dcp, "ranks": self.ranks, "rows": self.rows,
             "tokens_per_request": self.tokens_per_request, "prompt_tokens": self.prompt_tokens,
             "filled_context": self.filled_context, "backend": self.backend, "device": self.device,
             "dtype": self.dtype, "operators": self.operators, "weight_bytes": self.weight_bytes,

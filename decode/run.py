@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from ..kernels import Evidence, InputError, ModelCard
@@ -16,7 +17,7 @@ from ..kernels.device import Device, discover
 from .choices import Choice, Fallback, Finder, Tuned, choose, without_gpu
 from .cures import model_word
 from .fitting import fitting_here
-from .group import NO_LINK, Group, join
+from .group import NO_LINK, Group, join, of_rank
 from .memory import check_memory, peak_memory, watch_memory
 from .plan import AUTO_NOTE, TUNED_FAMILIES, plan
 from .report import RunReport
@@ -94,6 +95,8 @@ def head_lines(
             f"rank {group.rank} of {group.size} alone: collectives are stand-ins, tokens and step times are not those of the"
             f" group; {NO_LINK}"
         )
+    if options.dcp > 1:
+        lines.append(f"each context lies over all {options.dcp} ranks (decode context parallelism)")
     if options.drafts:
         lines.append(label(options))
     if options.fill:
@@ -128,6 +131,7 @@ def run(
     options.check(card)
     if options.trace and record is None:
         raise InputError("a trace needs what records it: record=k3lab.traces.capture.recording")
+    options = replace(options, trace=of_rank(options.trace))
     recorder = record(options.trace) if options.trace and record else None
     device = discover()
     group = join(options.tp, device, rank=options.rank, transport=options.transport)
@@ -160,7 +164,7 @@ def _run(
         device,
         whole=options.checkpoint is None,
         requests=options.rows,
-        context=options.context,
+        context=options.held_context,
         verify=options.drafts + 1,
         one_rank=group is not None and group.alone,
     )
@@ -180,6 +184,7 @@ def _run(
         planned=planned,
         model=card.name,
         tp=options.tp,
+        dcp=options.dcp,
         ranks=decoded.ranks,
         rows=options.rows,
         tokens_per_request=options.tokens,

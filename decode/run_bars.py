@@ -16,7 +16,7 @@ from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
 from .run_options import check_context, check_seed
 from .scope import digest
-from .sharding import check_rank
+from .sharding import check_dcp, check_rank
 
 if TYPE_CHECKING:
     from .measure_bars import Load
@@ -28,6 +28,8 @@ Say = Callable[[str, int, int], None]
 def check_bars(card: ModelCard, loads: Sequence[Load], *, tp: int, rank: int, seed: int) -> None:
     """Raise InputError for what cannot be measured on any GPU."""
     check_rank(card, tp, rank)
+    for load in loads:
+        check_dcp(load.dcp, tp)
     check_seed(seed)
     for load in loads:
         check_context(card, load.context + load.q_len)
@@ -47,6 +49,7 @@ def run_bars(
     import torch
 
     from .auto import AutoOperators
+    from .context_parallel import context_group
     from .expert_memory import release
     from .lone import lone_peers
     from .measure_bars import measure
@@ -61,7 +64,7 @@ def run_bars(
     if group is None or group.host is not None:
         raise InputError("the bars are one rank's alone")
     for load in loads:
-        check_memory(card, tp, device, requests=load.requests, context=load.context, verify=load.q_len)
+        check_memory(card, tp, device, requests=load.requests, context=-(-load.context // load.dcp), verify=load.q_len)
     watch_memory(device)
     where: dict[str, Any] = {"dtype": torch.bfloat16, "device": f"cuda:{device.index}"}
 
@@ -89,10 +92,11 @@ def run_bars(
         for layer in weights.layers:
             if isinstance(layer.mlp, MoeMlp):
                 release(layer.mlp)
-        return AutoOperators(card, peers=peers(load), **where)
+        return AutoOperators(card, peers=peers(load), context_group=context_group(group.comm, load.dcp), **where)
 
     def tuned(load: Load) -> Operators:
-        made = TunedOperators(card, chosen[load], peers=peers(load), pool=pool, **where)
+        shared = context_group(group.comm, load.dcp)
+        made = TunedOperators(card, chosen[load], peers=peers(load), pool=pool, context_group=shared, **where)
         made.take(weights)
         return made
 
@@ -134,7 +138,9 @@ def run_bars(
     return {
         **found,
         "notes": [
-            f"rank {rank} of {tp} alone over loopback; {NO_LINK}", f"random weights (seed {seed}), uniform routing",
+            f"rank {rank} of {tp} alone over loopback; {NO_LINK}",
+            *[f"each context lies over all {tp} ranks (DCP): this one holds a part" for one in loads[:1] if one.dcp > 1],
+            f"random weights (seed {seed}), uniform routing",
             "a layer's time is the slope between graphs of few and of many such layers, untraced",
             "a kernel's time is from the end of the one before it to its own, in profiled replays",
             NO_NUMBERS,

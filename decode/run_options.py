@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from .choices import StepForm, check_backend, check_rows
 from .scope import MAX_DRAFTS, MAX_ROWS
-from .sharding import check_rank
+from .sharding import check_dcp, check_rank
 
 MAX_TOKENS = 4096
 
@@ -57,6 +58,9 @@ class RunOptions:
     transport: str | None = None
     """Of kernels that publish: see :data:`~k3lab.decode.group.TRANSPORTS`."""
 
+    dcp: int = 1
+    """Ranks that share each context: 1, or TP (decode context parallelism)."""
+
     drafts: int = 0
     """Tokens a request that are drafted for every step; 0: plain steps."""
     temperature: float = 0.0
@@ -72,6 +76,11 @@ class RunOptions:
         return self.fill + self.prompt - 1 + self.tokens + (2 * self.drafts + 1 if self.drafts else 0)
 
     @property
+    def held_context(self) -> int:
+        """Those of them that a rank holds, at most."""
+        return -(-self.context // self.dcp)
+
+    @property
     def step_rows(self) -> int:
         """Token rows of a step."""
         return self.rows * (1 + self.drafts)
@@ -79,7 +88,8 @@ class RunOptions:
     @property
     def form(self) -> StepForm:
         """Of its steps: they hand out tokens alone, unless tokens are sampled from the target's logits."""
-        return StepForm(self.drafts + 1, context=self.context, head="logits" if self.temperature else "tokens")
+        head: Literal["logits", "tokens"] = "logits" if self.temperature else "tokens"
+        return StepForm(self.drafts + 1, context=self.context, dcp=self.dcp, head=head)
 
     @property
     def again(self) -> tuple[str, ...]:
@@ -96,6 +106,8 @@ class RunOptions:
             told["--rank"] = self.rank
         if self.transport is not None:
             told["--transport"] = self.transport
+        if self.dcp > 1:
+            told["--dcp"] = self.dcp
         if self.prompt > 1:
             told |= {"--prompt": self.prompt, "--chunk": self.chunk}
         if self.fill:
@@ -111,6 +123,7 @@ class RunOptions:
     def check(self, card: ModelCard) -> None:
         """Raise InputError for anything that cannot be run."""
         check_rank(card, self.tp, self.rank or 0)
+        check_dcp(self.dcp, self.tp)
         check_rows(self.rows)
         check_backend(self.backend)
         gpu_card(self.gpu)

@@ -108,6 +108,7 @@ def run_cpu(card: ModelCard, options: RunOptions, say: Progress, group: Group | 
 
     from ..kernels.collectives import run_virtual_ranks
     from .caches import DecodeCache
+    from .context_parallel import context_group
     from .greedy import decode_eager
     from .operators import ReferenceOperators
     from .packing import pack
@@ -128,13 +129,16 @@ def run_cpu(card: ModelCard, options: RunOptions, say: Progress, group: Group | 
         else:
             own = pack(shard(whole, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
         prompts = _prompts(options, *((part, "cpu", comm.rank * part) if alone else (card.vocab_size, "cpu")))
+        operators = ReferenceOperators(card, context_group=context_group(comm, options.dcp))
         if options.drafts:
-            made = _speculated(own, options, prompts, comm, ReferenceOperators(card), tell)
+            made = _speculated(own, options, prompts, comm, operators, tell)
             return made.eager, made.told, own.bytes
-        cache = DecodeCache(card, tp=comm.size, max_requests=options.rows, max_context=options.context, dtype=dtype)
+        cache = DecodeCache(
+            card, tp=comm.size, max_requests=options.rows, max_context=options.context, dtype=dtype, dcp=options.dcp
+        )
         prepare = _preparation(options, own, cache, prompts, comm, tell)
         decoded = decode_eager(
-            own, cache, prompts[:, -1], options.tokens, ReferenceOperators(card), comm,
+            own, cache, prompts[:, -1], options.tokens, operators, comm,
             lambda done, of: tell("step", done, of), prepare,
         )  # fmt: skip
         return decoded, None, own.bytes
@@ -223,7 +227,7 @@ def run_gpu(
         return Outcome(made.eager, made.graph, group.words, backend.used.name, weights.bytes, made.told, launches)
     sizes: dict[str, Any] = {
         "tp": options.tp, "max_requests": options.rows, "max_context": options.context, "dtype": dtype, "device": where,
-        "block_size": BLOCK_SIZE, "padding": True,
+        "block_size": BLOCK_SIZE, "padding": True, "dcp": options.dcp,
     }  # fmt: skip
     cache = DecodeCache(card, **sizes)
     dispatcher = backend.dispatcher(weights, cache, comm, options, say, mark=profiler_range)

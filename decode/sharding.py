@@ -32,6 +32,13 @@ def check_rank(card: ModelCard, tp: int, rank: int) -> None:
         raise InputError(f"rank {rank} lies outside 0..{tp - 1}, the ranks of TP {tp}")
 
 
+def check_dcp(dcp: int, tp: int) -> None:
+    """Raise InputError unless each rank holds whole contexts, or all ranks share each (DCP)."""
+    if dcp not in (1, tp):
+        ways = "1" if tp == 1 else f"1, or {tp}: all ranks"
+        raise InputError(f"dcp is {dcp}; at TP {tp} decode context parallelism is {ways}")
+
+
 def shard_tensor(tensor: torch.Tensor, spec: TensorSpec, tp: int, rank: int) -> torch.Tensor:
     """The rank's slice, contiguous; a replicated tensor as it is.
 

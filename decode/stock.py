@@ -57,6 +57,20 @@ _MLA = (
     StockLaunch("w_uv_bmm", "mla", "latent to head values"),
     StockLaunch("gate_multiply", "mla", "sigmoid output gate"),
 )
+_MLA_SHARED = (
+    StockLaunch("low_rank_norms", "mla", "q_a and kv_a norms"),
+    StockLaunch("q_b_gemm", "mla", "query up-projection"),
+    StockLaunch("w_uk_bmm", "mla", "query absorbed into the latent"),
+    StockLaunch("kv_insert", "mla", "those new rows that this rank keeps, quantised and inserted into the paged cache"),
+    StockLaunch("query_all_gather", "mla", "queries of all ranks' heads"),
+    StockLaunch("mla_core", "mla", "attention of all heads over this rank's part of each context"),
+    StockLaunch("weights_all_gather", "mla", "sums of weights of all ranks' parts"),
+    StockLaunch("share_multiply", "mla", "this rank's share of each row"),
+    StockLaunch("latent_reduce_scatter", "mla", "rows summed at the owners of their heads"),
+    StockLaunch("w_uv_bmm", "mla", "latent to head values"),
+    StockLaunch("gate_multiply", "mla", "sigmoid output gate"),
+)
+"""Where all ranks share each context: as ``auto`` computes it."""
 _MOE = (
     StockLaunch("router_gemm", "router", "logits of all experts"),
     StockLaunch("latent_down_gemm", "router", "latent down-projection", "aux"),
@@ -96,11 +110,11 @@ def after_layers(head: Literal["logits", "tokens"] = "logits") -> tuple[StockLau
     return (*AFTER_LAYERS, NEXT_TOKEN) if head == "tokens" else AFTER_LAYERS
 
 
-def stock_layer(kind: LayerKind, *, dense: bool, rows: int) -> tuple[StockLaunch, ...]:
-    """Launches of one layer in order."""
+def stock_layer(kind: LayerKind, *, dense: bool, rows: int, dcp: int = 1) -> tuple[StockLaunch, ...]:
+    """Launches of one layer in order; ``dcp``: ranks that share each context."""
     attention: tuple[StockLaunch, ...]
     if kind == "mla":
-        attention = (*_PROJECT_MLA, *_MLA)
+        attention = (*_PROJECT_MLA, *(_MLA if dcp == 1 else _MLA_SHARED))
     elif rows <= OVERLAP_ROWS:
         attention = (*_PROJECT_KDA_SPLIT, *_KDA)
     else:

@@ -22,7 +22,8 @@ def load_of(options: RunOptions) -> Load:
     """The bench's step half-way through its output."""
     from ..measure_bars import Load
 
-    return Load(options.rows, options.drafts + 1, options.fill + options.prompt + options.tokens // 2)
+    context = options.fill + options.prompt + options.tokens // 2
+    return Load(options.rows, options.drafts + 1, context, options.dcp)
 
 
 def by_kind(

@@ -87,7 +87,7 @@ def _rank(
     weights = weights_here(wanted.card, wanted.options, comm, group, say, whole)
     made = {}
     for name in wanted.names:
-        backend, options = backend_here(wanted.card, wanted.options, name, weights, group, bundle, choices)
+        backend, options = backend_here(wanted.card, wanted.options, name, weights, comm, group, bundle, choices)
         keep = partial(wanted.keep, name) if tells else _unkept
         made[name] = _run(wanted, name, options, weights, comm, group, backend, planned, keep, say)
     return made
@@ -117,8 +117,8 @@ def weights_here(
 
 
 def backend_here(
-    card: ModelCard, options: RunOptions, name: str, weights: RankWeights, group: Group | None, bundle: Finder | None,
-    choices: tuple[Choice, ...],
+    card: ModelCard, options: RunOptions, name: str, weights: RankWeights, comm: Collectives, group: Group | None,
+    bundle: Finder | None, choices: tuple[Choice, ...],
 ) -> tuple[Backend, RunOptions]:  # fmt: skip
     """Operators of a backend, and the options of its dispatcher; without a GPU PyTorch on the CPU, or the twins for the tuned path.
 
@@ -127,20 +127,23 @@ def backend_here(
         options: of the run.
         name: of the backend.
         weights: this rank's; its experts are brought into the layout that the backend reads.
+        comm: its collectives.
         group: this rank's; None: a thread of this process.
         bundle: of the tuned path.
         choices: made from it.
     """
     from ..auto import AutoOperators
+    from ..context_parallel import context_group
     from ..expert_memory import release
     from ..lone import lone_peers
 
     if group is None or group.device is None:
         alone = group is not None and group.alone
         peers = lone_peers(card, tp=options.tp, rows=options.step_rows, device="cpu") if alone else None
-        used: Any = ReferenceOperators(card)
+        shared = context_group(comm, options.dcp)
+        used: Any = ReferenceOperators(card, context_group=shared)
         if name == "auto":
-            used = AutoOperators(card, dtype=weights.dtype, device="cpu", peers=peers)
+            used = AutoOperators(card, dtype=weights.dtype, device="cpu", peers=peers, context_group=shared)
         return Backend(used, used, None), replace(options, backend="auto")
     if name == "auto":  # a layer's experts as the checkpoint has them, whoever ran before
         for layer in weights.layers:

@@ -14,6 +14,7 @@ from ..evaluation.compare import NO_GPU, Conditions, compare, report_of
 from ..evaluation.places import weights_digest
 from ..run_options import RunOptions, label
 from ..scope import digest
+from .presets import Preset
 
 KV_DTYPE, SSM_DTYPE = "bfloat16", "float32"
 """Of the caches that a bench makes."""
@@ -61,11 +62,16 @@ def conditions(
     """What decides the numbers of a run."""
     drafts = drafting(card, options)
     return Conditions(
-        model=card.name, weights=weights_digest(options.checkpoint, options.seed), gpu=gpu, gpus=gpus, tp=options.tp, dcp=1,
+        model=card.name, weights=weights_digest(options.checkpoint, options.seed), gpu=gpu, gpus=gpus, tp=options.tp, dcp=options.dcp,
         transport=transport, drafts=options.drafts,
         acceptance=f"{drafts['acceptance']}; drafter {drafts['drafter']}, {drafts['weights']}" if drafts else "none",
         kv_dtype=KV_DTYPE, ssm_dtype=SSM_DTYPE, workload=workload,
     )  # fmt: skip
+
+
+def named(preset: Preset | None, card: ModelCard, options: RunOptions) -> dict[str, Any] | None:
+    """A preset with what of it was ``changed``; None without one."""
+    return preset.to_json() | {"changed": preset.changed(card, options)} if preset else None
 
 
 def evidence(alike: Mapping[str, Any]) -> str | None:

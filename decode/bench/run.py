@@ -21,7 +21,7 @@ from ..run_places import known_gpu
 from ..traffic.both import Turns
 from .measures import absent, measures
 from .presets import Preset
-from .reports import Folder, asked, between, bundled, conditions, drafting, evidence
+from .reports import Folder, asked, between, bundled, conditions, drafting, evidence, named
 
 if TYPE_CHECKING:
     from .places import Say
@@ -109,7 +109,7 @@ def _bench(
         wanted = wanted_choices(card, options, bundle, device, command="bench")
     choices = usable_choices(wanted, options, device)
     check_memory(
-        card, options.tp, device, whole=options.checkpoint is None, requests=options.rows, context=options.context,
+        card, options.tp, device, whole=options.checkpoint is None, requests=options.rows, context=options.held_context,
         verify=options.drafts + 1, one_rank=group is not None and group.alone,
     )  # fmt: skip
     first = group is None or group.rank == 0 or group.alone
@@ -131,12 +131,13 @@ def _bench(
         card, options, gpu=device.name if device else "cpu", gpus=group.size if group and group.host else 1,
         transport=_transport(options, group), workload=asked(options, rounds),
     ).to_json()  # fmt: skip
+    point = named(preset, card, options)
     reports = {
         name: {
             "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words if group else f"{options.tp} ranks as threads",
             "notes": notes, "measures": measures(one["seen"], one["layers"]),
             "absent": absent(one["seen"], one["layers"], drafts=options.drafts), "dspark": drafting(card, options),
-            "bundle": bundled(bundle, choices) if name != "auto" else None, "environment": environment, "preset": preset.to_json() if preset else None,
+            "bundle": bundled(bundle, choices) if name != "auto" else None, "environment": environment, "preset": point,
             "seen": {**one["seen"], "each": one["each"]}, "steps": one["steps"], "launches": one["launches"], "layers": one["layers"],
             "weight_bytes": one["weight_bytes"], "peak_memory_bytes": peak_memory(device),
         }
@@ -145,7 +146,7 @@ def _bench(
     unwritten = write_reports(folder.path, reports)
     return {
         "reports": reports, "between": between(reports), "notes": notes, "rank": group.rank if group else 0,
-        "preset": preset.to_json() if preset else None, "unwritten": unwritten,
+        "preset": point, "unwritten": unwritten,
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from ..traffic.seen import measured
 from ..traffic.sessions import Traffic
 from .measures import BY_LAYER
 from .presets import Preset
-from .reports import Folder, between, bundled, conditions, drafting, evidence
+from .reports import Folder, between, bundled, conditions, drafting, evidence, named
 from .run import BOTH, check_bundle, write_reports
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _choices(
     return choose(
         card, tp=options.tp, rows=options.step_rows, gpu=known_gpu(options, device), bundle=bundle, only=TUNED_FAMILIES,
         objective="measured" if device and device.card else "predicted", model=options.model,
-        form=StepForm(options.drafts + 1, context=traffic.context + options.drafts),
+        form=StepForm(options.drafts + 1, context=traffic.context + options.drafts, dcp=options.dcp),
     )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ def check_traffic(
         check_drafter(card, options, group.rank if group.alone else None)
     check_memory(
         card, options.tp, group.device, whole=options.checkpoint is None, requests=options.rows,
-        context=traffic.context + options.drafts, verify=options.drafts + 1, one_rank=group.alone,
+        context=-(-(traffic.context + options.drafts) // options.dcp), verify=options.drafts + 1, one_rank=group.alone,
     )  # fmt: skip
     return group
 
@@ -185,10 +185,10 @@ def run_traffic(
     weights = weights_here(card, options, group.comm, group, tell)
     drafter, ran = list[Any](), {}
     for name in names:
-        backend, own = backend_here(card, options, name, weights, group, bundle, choices)
+        backend, own = backend_here(card, options, name, weights, group.comm, group, bundle, choices)
         cache = DecodeCache(
             card, tp=options.tp, max_requests=options.rows, max_context=traffic.context + options.drafts, dtype=weights.dtype,
-            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True,
+            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True, dcp=options.dcp,
         )  # fmt: skip
         _warm(backend.dispatcher(weights, cache, group.comm, own, tell))
         dispatcher = backend.dispatcher(weights, cache, group.comm, own, tell)
@@ -212,11 +212,12 @@ def run_traffic(
     missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), MANY)
     if all(turn.output == 1 for session in traffic.sessions for turn in session.turns):
         missing["user rate, group decode rate"] = "one token a turn comes out of its prompt: no step was decoded"
+    point = named(preset, card, options)
     reports = {
         name: {
             "conditions": alike, "backend": name, "evidence": evidence(alike), "operators": one["operators"], "ranks": group.words, "notes": notes, "measures": measured(one, MEASURES),
             "absent": missing, "dspark": drafting(card, options), "bundle": bundled(bundle, choices) if name != "auto" else None,
-            "environment": environment, "preset": preset.to_json() if preset else None, "seen": one, "steps": one["steps"],
+            "environment": environment, "preset": point, "seen": one, "steps": one["steps"],
             "weight_bytes": weights.bytes, "peak_memory_bytes": peak_memory(device),
         }
         for name, one in ran.items()
@@ -227,6 +228,6 @@ def run_traffic(
         "between": between(reports),
         "notes": notes,
         "rank": 0,
-        "preset": preset.to_json() if preset else None,
+        "preset": point,
         "unwritten": unwritten,
     }
