@@ -14,8 +14,6 @@ from .output import Json, emit
 
 if TYPE_CHECKING:
     from ..decode.bench.presets import Preset
-    from ..decode.run_options import RunOptions
-    from ..kernels import ModelCard
 
 BATCH_ONLY = {"prompt": "--prompt", "tokens": "--tokens", "fill": "--fill-context", "rounds": "--rounds"}  # fmt: skip
 TRAFFIC_ONLY = {"keep_gb": "--keep-gb", "reuse": "--no-reuse", "real_pauses": "--real-pauses"}

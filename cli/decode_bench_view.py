@@ -119,6 +119,8 @@ def _backend(console: Console, name: str, report: Data) -> None:
 
 def _published(console: Console, data: Data, report: Data) -> None:
     preset, own = data["preset"], report["conditions"]
+    if preset["changed"]:
+        _say(console, f"changed from preset {preset['name']}: {', '.join(preset['changed'])}")
     if not preset["published"]:
         return
     _say(
@@ -138,5 +140,3 @@ def _published(console: Console, data: Data, report: Data) -> None:
         console,
         f"  here: {own['model']}, weights {own['weights']}; acceptance {own['acceptance']}; workload {own['workload']}",
     )
-    if data["changed"]:
-        _say(console, f"  changed from the preset: {', '.join(data['changed'])}")

@@ -44,8 +44,9 @@ def eval_command(
     from ..decode.evaluation.places import places
     from ..decode.evaluation.problems import read_problems
     from ..decode.evaluation.text import Text
-    from ..kernels import InputError
+    from ..kernels import InputError, device
     from ..kernels.gpu_cards import gpu_card
+    from ..tuning.environment import environment
 
     options = EvalOptions(tokens, rows, repeats, temperature, seed, margin)
     options.check()
@@ -71,7 +72,11 @@ def eval_command(
             "stops": sorted(text.stops) if text else [],
         }  # fmt: skip
         report = evaluate(file, options, here.backends, text=text, record=Record(out, settings), say=told)
-    emit({"notes": list(here.notes), "settings": settings, "file": str(problems), **report}, as_json, render_eval)
+    data = {
+        "notes": list(here.notes), "settings": settings, "file": str(problems), "bundle": here.bundle,
+        "environment": environment(device.discover()), **report,
+    }  # fmt: skip
+    emit(data, as_json, render_eval)
     undecided = [*report["scores"].values(), report["drift"]]
     if not report["ok"] or (strict and any(one["verdict"] == "inconclusive" for one in undecided)):
         raise typer.Exit(1)

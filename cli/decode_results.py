@@ -56,10 +56,15 @@ class Bench:
     reports: dict[str, Data]
 
     @property
+    def point(self) -> Data | None:
+        """Its preset, and what of it was changed."""
+        found: Data | None = next(iter(self.reports.values()))["preset"]
+        return found
+
+    @property
     def preset(self) -> str | None:
         """Name of its preset."""
-        known = next(iter(self.reports.values()))["preset"]
-        return known["name"] if known else None
+        return self.point["name"] if self.point else None
 
     @property
     def conditions(self) -> Data:
@@ -154,6 +159,7 @@ def presets(results: Path) -> str:
             lines += [f"{NONE[0].upper()}{NONE[1:]}: `{command}` on an H200 makes one, of one rank alone.", ""]
         lines += [f"- {line.line}; compared with nothing" for line in preset.published]
         parts.append("\n".join(lines))
+    parts += [f"### {one.folder}: no preset\n\n{_bench_table(one)}" for one in found if not one.preset]
     return "\n\n".join(parts)
 
 
@@ -174,6 +180,8 @@ def _bench_table(one: Bench) -> str:
     missing = {what: why for report in one.reports.values() for what, why in report["absent"].items()}
     lines = [table(head, rows), "", f"Measured (`results/{one.folder}`): {where}."]
     lines += ["", *([f"- \\{FEW}"] if any_marked(measures) else [])]
+    if one.point and one.point["changed"]:
+        lines.append(f"- changed from the preset: {', '.join(one.point['changed'])}")
     lines += [f"- not measured: {what}: {why}" for what, why in missing.items()]
     return "\n".join(lines)
 

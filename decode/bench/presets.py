@@ -8,9 +8,12 @@ one point, and the sets are never mixed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...kernels import InputError
+from ...kernels import InputError, ModelCard
+
+if TYPE_CHECKING:
+    from ..run_options import RunOptions
 
 DECODE = "decode throughput without prefill"
 
@@ -60,6 +63,17 @@ class Preset:
             "acceptance_length": self.acceptance_length, "prompt": self.prompt, "tokens": self.tokens,
             "published": [{"line": one.line, "beside": one.beside} for one in self.published],
         }  # fmt: skip
+
+    def changed(self, card: ModelCard, options: RunOptions) -> list[str]:
+        """What of it a run has otherwise: a line a thing."""
+        lengths = () if self.traffic else ("prompt", "tokens")
+        own = {
+            name: (getattr(options, name), getattr(self, name))
+            for name in ("tp", "rows", "drafts", "acceptance_length", *lengths)
+        }
+        own["context filled"] = (options.fill, 0)
+        told = [f"{name.replace('_', ' ')} {here} for {there}" for name, (here, there) in own.items() if here != there]
+        return [*([f"model {card.name} for kimi-k3"] if card.name != "kimi-k3" else []), *told]
 
 
 SIXTEEN = "16 GB300 in one NVLink domain, TP16"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels import ModelCard
 from ...kernels.device import discover
-from ..choices import Finder, choose
+from ..choices import Choice, Finder, choose
 from ..plan import TUNED_FAMILIES
-from ..scope import group_scope, here
+from ..scope import digest, group_scope, here
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,8 @@ class Places:
     """Model, weights, GPU, bundle: what outputs depend on beside the problems."""
     notes: tuple[str, ...]
     """What must be known before a number is read."""
+    bundle: dict[str, Any] | None = None
+    """Its digest and evidence, and what of it was used."""
 
 
 def weights_digest(checkpoint: Path | None, seed: int) -> str:
@@ -68,6 +70,7 @@ def places(
     import torch
 
     from ..auto import AutoOperators
+    from ..bench.reports import bundled
     from ..operators import ReferenceOperators
 
     device = discover()
@@ -75,7 +78,7 @@ def places(
     weights = _weights(card, checkpoint, where, seed, say)
     auto: Any = AutoOperators(card, dtype=weights.dtype, device=where)
     notes = [] if checkpoint else [f"random weights (seed {seed}): scores say nothing of the model"]
-    scope, known = None, None
+    scope, known, choices = None, None, tuple[Choice, ...]()
     specialized: Callable[[int], Operators]
     if device is None:
         notes.append("no GPU: latency_specialized is the twins, auto is PyTorch on the CPU; no kernel is judged")
@@ -105,11 +108,11 @@ def places(
 
     conditions = {
         "model": card.name, "weights": weights_digest(checkpoint, seed), "tp": 1, "device": device.name if device else "cpu",
-        "gpu": known, "bundle": str(bundle.path) if bundle else None,
+        "gpu": known, "bundle": f"{digest(bundle)} {bundle.path}" if bundle else None,
     }  # fmt: skip
     return Places(
         {name: partial(make, name) for name in ("auto", "latency_specialized")},
-        conditions, tuple(notes),
+        conditions, tuple(notes), bundled(bundle, choices),
     )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_a_preset_prints_what_was_published_beside_ours(capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert "842 against 488 tok/s" in text and "838 against 489" in text and "compared with nothing" in text
     assert "here (auto): decode throughput without prefill" in text and "1 x cpu, TP1" in text
-    assert "changed from the preset: model small-k3 for kimi-k3, tp 1 for 16, tokens 4 for 1000" in text
+    assert "changed from preset headline: model small-k3 for kimi-k3, tp 1 for 16, tokens 4 for 1000" in text
     assert bench("--preset", "list") == 0
     listed = capsys.readouterr().out
     assert "plain-64: TP16, batch 64" in listed and "3606.1 tok/s" in listed
@@ -111,7 +111,8 @@ def test_a_preset_prints_what_was_published_beside_ours(capsys: pytest.CaptureFi
         bench("--preset", "plain-8", "--model", "small", "--tp", 1, "--rows", 1, "--tokens", 2, "--backend", "auto")
         == 0
     )
-    assert "published" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "published" not in text and "changed from preset plain-8: model small-k3 for kimi-k3" in text
 
 
 def test_sessions_go_through_both_backends_with_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

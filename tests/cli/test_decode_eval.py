@@ -34,6 +34,7 @@ def test_a_small_file_concludes_nothing_and_says_so(
     assert data["scores"]["tokens"]["verdict"] == "inconclusive" and data["scores"]["tokens"]["problems"] == 3
     assert data["settings"]["device"] == "cpu" and data["settings"]["weights"] == "random, seed 0"
     assert data["outputs"]["auto"]["mean_tokens"] == 2
+    assert data["environment"]["commit"] and "torch" in data["environment"]["packages"] and data["bundle"] is None
     assert run([*call, "--strict"]) == 1  # from what was kept
     text = capsys.readouterr().out
     assert "no kernel is judged" in text and "inconclusive" in text

@@ -45,7 +45,7 @@ def keep_bars(results: Path, **changes: Any) -> None:
 def keep_bench(results: Path, name: str, alike: dict[str, Any], auto: float, own: float, **changes: Any) -> None:
     for backend, value in (("auto", auto), ("latency_specialized", own)):
         report = {
-            "evidence": "measured", "backend": backend, "conditions": alike, "preset": {"name": name},
+            "evidence": "measured", "backend": backend, "conditions": alike, "preset": {"name": name, "changed": []},
             "measures": {"decode throughput without prefill": {"value": value, "unit": "tok/s"}},
             "absent": {"drafter time": "no drafts"}, "seen": {},
         }  # fmt: skip
@@ -99,6 +99,14 @@ def test_percentiles_stand_with_their_samples(tmp_path: Path) -> None:
     assert "| step time, P90 | 7 ms | 7 ms | 1.00 | 1000 |" in text and "\n\n- \\* of too few samples" in text
     keep_bench(tmp_path, "plain-1", PLAIN, 1.0, 2.0, measures={"step time, P90": steps})
     assert "too few" not in presets(tmp_path)
+
+
+def test_what_a_run_changed_and_runs_without_a_preset_are_told(tmp_path: Path) -> None:
+    keep_bench(tmp_path, "headline", PLAIN, 1.0, 2.0, preset={"name": "headline", "changed": ["drafts 0 for 7"]})
+    keep_bench(tmp_path, "mine", PLAIN, 3.0, 6.0, preset=None)
+    text = presets(tmp_path)
+    assert "- changed from the preset: drafts 0 for 7" in text.split("### plain-1")[0]
+    assert "| 3 tok/s | 6 tok/s | 2.00 |" in text.split("### h200/decode_mine: no preset")[1]
 
 
 def test_reports_that_differ_share_no_ratio(tmp_path: Path) -> None:

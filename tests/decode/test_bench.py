@@ -25,7 +25,7 @@ from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.run_options import RunOptions
 from k3lab.decode.sharding import ModelTensors
 from k3lab.decode.weights import RankWeights
-from k3lab.kernels import K3, InputError, ModelCard
+from k3lab.kernels import K3, SMALL_K3, InputError, ModelCard
 from k3lab.kernels.collectives import SingleRank, StandIn
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
@@ -227,6 +227,18 @@ def test_figures_stand_beside_their_conditions_and_only_where_they_were_publishe
     assert all(preset.drafts or preset.acceptance_length is None for preset in PRESETS.values())
     with pytest.raises(InputError, match="unknown preset 'best'; presets: headline"):
         preset_of("best")
+
+
+def test_what_of_a_preset_was_changed() -> None:
+    point = preset_of("headline")
+    asked = RunOptions(tp=16, rows=1, prompt=1, tokens=1000, drafts=7, acceptance_length=6.0)
+    assert point.changed(K3, asked) == []
+    assert point.changed(SMALL_K3, replace(asked, fill=50, drafts=3)) == [
+        "model small-k3 for kimi-k3", "drafts 3 for 7", "context filled 50 for 0",
+    ]  # fmt: skip
+    assert (
+        preset_of("agentx-1").changed(K3, replace(asked, drafts=0, acceptance_length=None)) == []
+    )  # lengths are a file's
 
 
 def test_conditions_hold_all_that_decides_a_number(tiny: ModelCard) -> None:

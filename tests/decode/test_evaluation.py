@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 from k3lab.decode.evaluation.evaluate import EvalOptions, Record, cases, evaluate
 from k3lab.decode.evaluation.generate import generate
 from k3lab.decode.evaluation.outputs import Asked
+from k3lab.decode.evaluation.places import places
 from k3lab.decode.evaluation.problems import ProblemFile, read_problems
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.sharding import ModelTensors
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import InputError, ModelCard
+from k3lab.kernels.bundle.reader import Bundle
 
 from .evaluation_case import ANSWER, ROWS, Faulty, backends, dispatcher, prompts, weights_of, write_problems
 
@@ -48,6 +52,21 @@ def test_a_fault_in_one_backend_is_found(weights: RankWeights, file: ProblemFile
     report = evaluate(file, OPTIONS, backends(weights, Faulty))
     told = report["scores"]["tokens"]
     assert not report["ok"] and told["verdict"] == "worse" and told["interval"][1] < 0
+
+
+def test_what_is_kept_is_of_one_bundle_whatever_lies_at_its_path_later(
+    tiny: ModelCard, write_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+    told = []
+    for rows in (4, 8):  # another one at the same path
+        path = write_bundle(tiny, tp=1, rows=rows)
+        here = places(tiny, checkpoint=None, bundle=Bundle.load(path, True), gpu="GB300", rows=1, seed=0)
+        assert here.bundle and here.bundle["evidence"] == {"predicted": 2}
+        assert here.conditions["bundle"] == f"{here.bundle['digest']} {path}"
+        told.append(here.conditions["bundle"])
+        shutil.rmtree(path)
+    assert told[0] != told[1]
 
 
 def test_an_output_depends_on_its_prompt_and_seed_alone(weights: RankWeights) -> None:
