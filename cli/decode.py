@@ -13,6 +13,7 @@ from .decode_bench import bench_command
 from .decode_compare import compare_command
 from .decode_eval import eval_command
 from .decode_inputs import Accept, BundlePath, Dcp, Gpu, bundle_of, card_of, progress_bar
+from .decode_pair import pair_command
 from .decode_trace import traced_differences
 from .decode_traffic import traffic_command
 from .decode_view import render_checkpoint, render_plan, render_run, render_scope
@@ -239,6 +240,7 @@ def run_command(
 
 app.command("eval")(eval_command)
 app.command("bars")(bars_command)
+app.command("pair")(pair_command)
 app.command("compare")(compare_command)
 app.command("traffic")(traffic_command)
 app.command("bench")(bench_command)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.collectives import Collectives
+from ..kernels.collectives import Collectives, StandIn
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.mla.family import BLOCK_SIZE
 from ..kernels.model_card import LayerKind
@@ -98,11 +98,12 @@ class Bench:
     """Steps of a rank's weights under a load."""
 
     def __init__(self, weights: RankWeights, comm: Collectives, load: Load, *, seed: int) -> None:
-        """Token ids are of this rank's part of the vocabulary."""
+        """Token ids are the same on all ranks; a rank alone has those of its own part of the vocabulary."""
         self.weights, self.comm, self.load, self._seed = weights, comm, load, seed
         generator = torch.Generator().manual_seed(seed)
         part = weights.embed.shape[0]
-        ids = comm.rank * part + torch.randint(0, part, (load.rows,), generator=generator)
+        first, count = (comm.rank * part, part) if isinstance(comm, StandIn) else (0, part * comm.size)
+        ids = first + torch.randint(0, count, (load.rows,), generator=generator)
         self._ids = ids.to(weights.device)
 
     def _cache(self, weights: RankWeights) -> tuple[DecodeCache, Tensor]:
@@ -155,12 +156,21 @@ class Bench:
         except NotSeenError as error:  # what was timed stands without it
             return {"layers": {}, "step": [], "not_traced": str(error)}
 
+    def captured(self, operators: Operators) -> tuple[list[str], Callable[[], None]]:
+        """A step of all layers: the kernels of its graph, none without a GPU, and what runs it."""
+        capture, run = self._captured(self.weights, operators)
+        return kernel_names(capture.graphs[0]) if capture.graphs else [], run
+
     @torch.inference_mode()
+    def logits(self, operators: Operators) -> Tensor:
+        """Of one step of all layers, eagerly, from the context that every step here begins with: [rows, V]."""
+        cache, slots = self._cache(self.weights)
+        return forward(self.weights, cache, self._ids, slots, operators, self.comm, q_len=self.load.q_len)
+
     def distinct(self, operators: Operators) -> float:
         """Experts a layer hits, in the mean over all MoE layers."""
-        cache, slots = self._cache(self.weights)
         counting = Counting(operators)
-        forward(self.weights, cache, self._ids, slots, counting, self.comm, q_len=self.load.q_len)
+        self.logits(counting)
         return sum(counting.distinct) / len(counting.distinct)
 
     def layer(

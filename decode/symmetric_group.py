@@ -59,6 +59,10 @@ class SymmetricGroup:
         self._handle.barrier(channel=1, timeout_ms=self._limit_ms)
         return parts
 
+    def meet(self) -> None:
+        """A barrier of all ranks on the device, behind what this one has launched; can be captured."""
+        self._handle.barrier(channel=0, timeout_ms=self._limit_ms)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum in rank order, rounded once."""
         return _sum_in_rank_order(self._gathered(x))

@@ -16,8 +16,11 @@ import torch
 import torch.distributed as dist
 from forked_ranks import fork, join, keep
 from k3lab.decode.caches import DecodeCache
+from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
 from k3lab.decode.operators import ReferenceOperators
+from k3lab.decode.prefill import prefill
+from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.random_weights import random_weights
 from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
@@ -31,11 +34,18 @@ STEPS = ([[1], [2]], [[3, 4], [5, 6]], [[7], [8]])
 LIMIT_S, PATIENT_S, WALL_S = 4.0, 60.0, 120.0
 
 
-def logits(comm: Any, operators: Any) -> torch.Tensor:
-    """Of a few steps, all in one row."""
+PROMPT = (17, 400, 3, 256, 8, 9, 44)
+
+
+def logits(comm: Any, operators: Any, dcp: int = 1) -> torch.Tensor:
+    """Of a prompt and a few steps behind it, all in one row."""
     weights = random_weights(CARD, seed=5, dtype=torch.float64, tp=comm.size, rank=comm.rank)
-    cache = DecodeCache(CARD, tp=comm.size, max_requests=2, max_context=20, max_verify=2, dtype=torch.float64)
-    slots, found = [cache.add(), cache.add()], []
+    cache = DecodeCache(
+        CARD, tp=comm.size, max_requests=2, max_context=20, max_verify=2, dtype=torch.float64, block_size=2, dcp=dcp
+    )
+    slots = [cache.add(), cache.add()]
+    many = PrefillOperators(CARD, dtype=torch.float64, device="cpu", context_group=context_group(comm, dcp))
+    found = [prefill(weights, cache, slots[1], torch.tensor(PROMPT), many, comm, chunk=3)]
     for ids in STEPS:
         found.append(step(weights, cache, torch.tensor(ids), slots, operators, comm).flatten())
         cache.accept(slots, [1, 1])
@@ -55,8 +65,10 @@ class Dying(ReferenceOperators):
 
 
 def plain(rank: int, size: int, store: dist.Store) -> dict:
-    """A few steps."""
-    return {"logits": logits(TorchGroup(store, limit_s=PATIENT_S), ReferenceOperators(CARD))}
+    """With whole contexts on every rank, and with each of them over all."""
+    comm = TorchGroup(store, limit_s=PATIENT_S)
+    shared = ReferenceOperators(CARD, context_group=comm)
+    return {"logits": logits(comm, ReferenceOperators(CARD)), "shared": logits(comm, shared, dcp=size)}
 
 
 def late(rank: int, size: int, store: dist.Store) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from k3lab.cli.main import run as command
+from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
 from k3lab.decode.group import join
 from k3lab.decode.operators import ReferenceOperators
@@ -49,8 +50,19 @@ def test_a_group_of_processes_computes_what_one_rank_does(size: int, alone: torc
     found = forked(size, "plain", tmp_path)
     assert len(found) == size
     for one in found:
-        assert torch.equal(one["logits"], found[0]["logits"])
-        assert ((one["logits"] - alone).norm() / alone.norm()).item() < 1e-10
+        for contexts in ("logits", "shared"):
+            assert torch.equal(one[contexts], found[0][contexts])
+            assert ((one[contexts] - alone).norm() / alone.norm()).item() < 1e-10
+
+
+def test_eight_ranks_compute_what_one_does_with_contexts_whole_and_shared(alone: torch.Tensor) -> None:
+    for dcp in (1, 8):
+        made = run_virtual_ranks(
+            8,
+            lambda comm, dcp=dcp: logits(comm, ReferenceOperators(CARD, context_group=context_group(comm, dcp)), dcp),
+        )
+        assert all(torch.equal(one, made[0]) for one in made)
+        assert ((made[0] - alone).norm() / alone.norm()).item() < 1e-10
 
 
 def test_late_ranks_change_no_bit(tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""``k3lab decode pair``: a KDA and an MLA layer of real widths on all of torchrun's ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from .decode_inputs import Accept, BundlePath, Dcp, bundle_of, progress_bar, real_card
+from .output import Json, check_file, emit, write_file
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..decode.group import Group
+    from ..decode.run_pair import Traces
+    from ..kernels.device import Device
+
+
+def pair_command(
+    model: str = typer.Option("k3", "--model", help="k3, small, or the path of a config.json."),
+    drafts: int = typer.Option(7, "--drafts", help="Of the verify step: one request with so many drafts."),
+    context: int = typer.Option(512, "--context", help="Tokens of a made-up context."),
+    dcp: Dcp = 1,
+    pairs: int = typer.Option(3, "--pairs", help="Layers of each kind in the larger graphs, 2 to 16."),
+    samples: int = typer.Option(30, "--samples", min=4, max=1000, help="Replays of each graph that are timed."),
+    seed: int = typer.Option(0, "--seed", help="Of weights, ids and contexts."),
+    bundle: BundlePath = None,
+    accept: Accept = None,
+    default_engines: bool = typer.Option(
+        False, "--default-engines", help="In place of a bundle: default engines and configs, compiled here, not tuned."
+    ),
+    limit: float = typer.Option(300.0, "--limit", help="Seconds that ranks wait for each other outside kernels."),
+    time_sliced: bool = typer.Option(
+        False, "--time-sliced", help="Let ranks share GPUs: launches and logits are checked, nothing is timed."
+    ),
+    traces: Path | None = typer.Option(
+        None, "--traces", help="Folder that is there: a device trace a rank, rank0.json.gz and so on; needs GPUs."
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", help="File, in a folder that is there: all of it, with GPUs, links, driver and versions."
+    ),
+    as_json: Json = False,
+) -> None:
+    """Time a KDA and an MLA layer on all ranks at once, over their links; check launches, traces and that ranks agree; exit 1 on a fault."""
+    import json
+
+    from ..decode.measure_bars import Load
+    from ..decode.run_pair import check_pair, run_pair
+    from ..decode.scope import MAX_DRAFTS
+    from ..kernels import InputError, device
+    from ..kernels.env import torchrun
+    from ..tuning.environment import environment
+    from ..tuning.ranks.links import links
+
+    place = torchrun()
+    if place is None or place.size < 2:
+        raise InputError(
+            "decode pair measures ranks together: torchrun --nproc-per-node 8 -m k3lab.cli.main decode pair"
+        )
+    if not 0 <= drafts <= MAX_DRAFTS or context < 0 or not 1 <= limit <= 600:
+        raise InputError(
+            f"drafts {drafts}, context {context}, limit {limit:g}: a step verifies 0 to {MAX_DRAFTS} drafts, behind 0"
+            " tokens or more; ranks wait 1 to 600 s"
+        )
+    if default_engines and bundle:
+        raise InputError("--default-engines stands in place of a bundle; give one of them")
+    if out:
+        check_file(out)
+    loads = [Load(1, width, context, dcp) for width in dict.fromkeys((drafts + 1, 1))]
+    card, loaded = real_card(model, place.size), bundle_of(bundle, accept)
+    check_pair(card, loads, tp=place.size, pairs=pairs, seed=seed)
+    here = device.discover()
+    if traces is not None and (here is None or not traces.is_dir()):
+        why = "needs NVIDIA GPUs, and none is visible here" if here is None else f"{traces} is no folder"
+        raise InputError(f"--traces: {why}")
+    own: Any = loaded
+    if default_engines:
+        from .default_engines import DefaultEngines
+
+        own = DefaultEngines()
+    group = _group(place.size, here, limit, time_sliced)
+    try:
+        with progress_bar() as told:
+            found = run_pair(
+                card, group, own, loads, pairs=pairs, seed=seed, samples=samples, time_sliced=time_sliced,
+                traces=_traces(traces), say=told if group.rank == 0 else None,
+            )  # fmt: skip
+    finally:
+        group.close()
+    data = {**found, "default_engines": default_engines, "environment": environment(group.device)}
+    if group.rank == 0:  # of torchrun's processes one tells
+        data["environment"]["links"] = links(device.gpu_count()) if here else None
+        try:
+            if out:
+                write_file(out, json.dumps(data, indent=1) + "\n")
+        finally:  # what took long to measure is told, whatever became of the disk
+            emit(data, as_json, render_pair)
+    if data["faults"]:
+        raise typer.Exit(1)
+
+
+def _traces(folder: Path | None) -> Traces | None:
+    from ..decode.run_pair import Traces
+    from ..traces.capture import recording
+    from .decode_trace import traced_differences
+
+    return Traces(folder, recording, traced_differences) if folder else None
+
+
+def _group(size: int, here: Device | None, limit: float, time_sliced: bool) -> Group:
+    """Torchrun's ranks; a GPU each, unless they may share."""
+    from ..decode.group import join
+    from ..kernels import InputError
+    from ..kernels.device import gpu_count
+    from ..tuning.ranks.group import OVERLAPPING, SETTINGS
+
+    if here and size > gpu_count() and not time_sliced:
+        raise InputError(
+            f"{size} ranks and {gpu_count()} GPUs here; --time-sliced lets them share, for launches and logits alone"
+        )
+    if time_sliced and (here is None or size <= gpu_count()):
+        raise InputError("--time-sliced is for more ranks than GPUs")
+    os.environ.update({**SETTINGS, **(OVERLAPPING if time_sliced else {})})
+    group = join(size, here, limit_s=limit)
+    assert group
+    return group
+
+
+def render_pair(console: Console, data: dict[str, Any]) -> None:
+    """Notes, a table of layers over the ranks, fallbacks, faults."""
+    from rich.table import Table
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    say(f"{data['model']} TP{data['tp']} DCP{data['dcp']}: {data['ranks']}")
+    for line in data["notes"]:
+        say(f"note: {line}")
+    columns = ("rows", "what", "backend", "us", "ranks' medians apart", "launches", "of the byte floor")
+    table = Table(*columns, title="us of the slowest rank")
+    for row in data["rows"]:
+        for name, own in row["backends"].items():
+            for kind, layer in own["layers"].items():
+                launches = "-" if layer["launches"] is None else f"{layer['launches']:.2f}"
+                us, floor = layer.get("us"), layer.get("floor_us")
+                timed = ("-", "-") if us is None else (f"{us:.1f}", f"{layer['over_ranks_us']:.1f}")
+                share = f"{floor / us:.0%}" if us and floor and us > 0 else "-"
+                table.add_row(str(row["rows"]), f"{kind} MoE layer", name, *timed, launches, share)
+    console.print(table)
+    for row in data["rows"]:
+        for one in row["fallbacks"]:
+            say(f"{row['rows']} rows: {one['family']} runs untuned: {one['reason']}")
+        for name, own in row["backends"].items():
+            if own["routing_fault"]:
+                say(f"{row['rows']} rows, {name}: {own['routing_fault']}")
+    for line in data["faults"]:
+        say(f"fault: {line}")
