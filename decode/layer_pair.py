@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import GpuCard
-from .bars import KINDS, Graph, layer_floor_us
+from .bars import KINDS, Graph, layer_floor_us, routing_fault
 from .launches import counted
 
 if TYPE_CHECKING:
@@ -173,5 +173,5 @@ def over_ranks(
     return {
         "layers": layers, "pair_us": sum(one["us"] for one in layers.values()), "step": step,
         "launches": ranks[0]["launches"], "distinct_experts": ranks[0]["distinct_experts"], "logits": ranks[0]["digests"][0],
-        "faults": faults_of(ranks),
+        "routing_fault": routing_fault(card, load.rows, ranks[0]["distinct_experts"]), "faults": faults_of(ranks),
     }  # fmt: skip

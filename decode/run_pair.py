@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import Evidence, ModelCard
 from ..kernels.device import Device
-from .bars import routing_fault
 from .choices import Choice, Fallback, Finder, Tuned, choose
 from .fitting import fitting_here
 from .group import Group
@@ -157,7 +156,6 @@ def _row(
     gpu, backends = device.card if device else None, {}
     for name in ranks[0]:
         own = over_ranks(part, load, name, [one[name] for one in ranks], gpu)
-        own["routing_fault"] = routing_fault(part, load.rows, own["distinct_experts"])
         backends[name] = untimed(own) if time_sliced else own
     return {
         "rows": load.rows, "requests": load.requests, "tokens_a_request": load.q_len, "context": load.context, "dcp": load.dcp,

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
@@ -18,10 +19,13 @@ from forked_ranks import fork, join, keep
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
+from k3lab.decode.group import Group
+from k3lab.decode.measure_bars import Load
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.prefill import prefill
 from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.random_weights import random_weights
+from k3lab.decode.run_pair import run_pair
 from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
 from k3lab.kernels.collectives import CollectiveError
@@ -82,7 +86,17 @@ def killed(rank: int, size: int, store: dist.Store) -> dict:
     return {"logits": logits(TorchGroup(store, limit_s=LIMIT_S), (Dying if rank == 1 else ReferenceOperators)(CARD))}
 
 
-SCENARIOS = {one.__name__: one for one in (plain, late, killed)}
+def pair(rank: int, size: int, store: dist.Store) -> dict:
+    """A KDA and an MLA layer on all ranks, each context over all of them."""
+    host = TorchGroup(store, limit_s=PATIENT_S)
+    group = Group(rank, size, host, f"{size} processes over gloo", None, host=host)
+    # without a GPU nothing is looked for in it: the twins stand for what it would have
+    bundle: Any = SimpleNamespace(entries=())
+    loads = [Load(1, 2, 5, size), Load(1, 1, 5, size)]
+    return {"record": run_pair(CARD, group, bundle, loads, pairs=2, samples=4)}
+
+
+SCENARIOS = {one.__name__: one for one in (plain, late, killed, pair)}
 
 
 def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
