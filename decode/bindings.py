@@ -24,7 +24,7 @@ GIVEN: dict[str, frozenset[str]] = {
     "experts": HELD | {"latent", "ids", "weights", "x"},
     "moe_tail": _MIX | {"latent_partial", "shared_partial", "latent_norm", "w_up"},
     "attn_res": _MIX,
-    "lm_head": frozenset(("h", "w", "peers")),
+    "lm_head": frozenset(("h", "w", "peers", "tokens", "table")),
 }
 """Family to the tensors that :mod:`k3lab.decode.tuned` has for it, outputs aside."""
 PLACES: dict[str, tuple[str, ...]] = {

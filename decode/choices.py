@@ -56,6 +56,8 @@ STEP_FAMILIES = (
 """Families that the step launches; the registry may hold more, which no launch uses until this package has one."""
 ARGMAX = "argmax"
 """Kind of the head where a step hands out tokens alone."""
+EMBED = "embed"
+"""Kind of the head's family that every step begins with: rows of the embedding."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,8 @@ def choose(
             # logits serve too: their kernel, a gather and PyTorch's argmax
             logits = _choose(cures, tp, rows, bundle, name, kind, form)
             made += [logits] if isinstance(logits, Tuned) else []
+        if name == "lm_head" and family(name).engines:
+            made.append(_choose(cures, tp, rows, bundle, name, EMBED, form))
     return tuple(made)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..kernels import ModelCard
 from ..kernels.model_card import LayerKind
-from .choices import ARGMAX, Choice, Fallback, Tuned
+from .choices import ARGMAX, EMBED, Choice, Fallback, Tuned
 from .stock import StockLaunch
 
 STAND_IN = "torch"
@@ -21,8 +21,6 @@ GLUE = "glue"
 """Engine name of the copies that tuned kernels need; one device kernel each."""
 UNSERVED = frozenset(
     (
-        "embedding",
-        "embedding_all_reduce",
         "logits_all_gather",
         "next_token",
         "dense_gate_up_gemm",
@@ -34,9 +32,9 @@ UNSERVED = frozenset(
 """Stock launches that no kernel of its own stands for; those behind the head's product are part of an argmax."""
 HEAD = ("lm_head_gemm", "logits_all_gather", "next_token")
 """What one kernel does where a step hands out tokens alone."""
-UNSERVED_NOTE = (
-    "embedding, the dense layer and a gather of logits are PyTorch operators: no kernel is launched for them"
-)
+EMBEDDING = ("embedding", "embedding_all_reduce")
+"""What one kernel does where a step begins."""
+UNSERVED_NOTE = "the dense layer and a gather of logits are PyTorch operators: no kernel is launched for them"
 
 
 @dataclass(frozen=True)
@@ -115,6 +113,8 @@ def tuned_launches(
 
     def choice_of(launch: StockLaunch) -> Choice | None:
         wide = chosen.get((launch.family, None))
+        if launch.kernel in EMBEDDING:
+            return chosen.get(("lm_head", EMBED))
         if launch.kernel in HEAD:
             tokens = chosen.get(("lm_head", ARGMAX))
             if isinstance(tokens, Tuned):
@@ -145,6 +145,8 @@ def tuned_launches(
         if place in placed:
             continue
         placed.add(place)
+        if choice.kind == EMBED:
+            planned.append(PlannedLaunch("token_ids", choice.family, "token ids in 32 bits", "main", GLUE))
         planned += [
             PlannedLaunch(
                 own.kernel, choice.family, choice.label, "main", choice.engine, choice.config, choice.evidence

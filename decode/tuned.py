@@ -13,7 +13,7 @@ from ..kernels.health import check_health
 from ..kernels.launch import Runner
 from ..kernels.transports import Loopback, Transport
 from .auto import AutoOperators
-from .choices import ARGMAX, Choice, Tuned
+from .choices import ARGMAX, EMBED, Choice, Tuned
 from .expert_memory import held_experts, held_shared, hold
 from .family_kernels import FamilyKernels, SavedBlocks
 from .kda_slots import KdaSlots
@@ -91,6 +91,7 @@ class TunedOperators(AutoOperators):
         self._factor = torch.full((1,), k_scale, dtype=torch.float32, device=device)
         self._words: dict[int, Tensor] = {}
         self._heads: dict[int, Tensor] = {}
+        self._others: dict[int, Tensor] = {}
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _check_contexts(self) -> None:
@@ -274,6 +275,27 @@ class TunedOperators(AutoOperators):
         return new, self.attn_res(blocks, new, mix, final=True) if final else following
 
     # -- ends ---------------------------------------------------------------------------------
+    def embed(self, ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
+        """The bundle's kernel of rows, each from the rank that holds it; else ``auto``'s operators."""
+        own = self._own("lm_head", EMBED, comm)
+        if own is None:
+            return super().embed(ids, table, comm)
+        if first := self._first_of_alone(own, table, comm):  # what other ranks hold stays theirs
+            ids = (ids - first) % (own.tp * own.vocab)
+        given = {"tokens": ids.int(), "table": table, "peers": self._rows_of_others(own)[: ids.shape[0]]}
+        return own(given, rows=ids.shape[0])["x"]
+
+    def _rows_of_others(self, own: FamilyKernels) -> Tensor:
+        """What a rank alone gets from others: zeros, as its sums do; in a group nobody reads it."""
+        if own.rows not in self._others:
+            self._others[own.rows] = torch.zeros(own.rows, own.hidden, dtype=own.dtype, device=own.device)
+        return self._others[own.rows]
+
+    @staticmethod
+    def _first_of_alone(own: FamilyKernels, part: Tensor, comm: Collectives) -> int:
+        """First id of the part of the vocabulary of a rank alone: over loopback every one is rank 0. Zero in a group."""
+        return (comm.rank - own.runner.transport.rank) * part.shape[0]
+
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """The bundle's kernel of this rank's logits, and an all-gather."""
         own = self._own("lm_head", None)
@@ -287,8 +309,7 @@ class TunedOperators(AutoOperators):
         if own is None:
             return super().next_token(h, w, comm)
         ids = own({"h": h, "w": w, "peers": self._silent_peers(own)}, rows=h.shape[0])["ids"]
-        # over loopback every rank alone is rank 0
-        first = (comm.rank - own.runner.transport.rank) * w.shape[0]
+        first = self._first_of_alone(own, w, comm)
         return ids + first if first else ids
 
     def _silent_peers(self, own: FamilyKernels) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard, family
-from .choices import Choice, Tuned, model_families
+from .choices import EMBED, Choice, Tuned, model_families
 
 if TYPE_CHECKING:
     from ..kernels.bundle.reader import BundleEntry
@@ -51,7 +51,7 @@ def entry_problem(entry: BundleEntry) -> str:
 def _keys(card: ModelCard, tp: int, rows: int) -> dict[str, list[Mapping[str, Any]]]:
     """Family to the keys of its problems in the model."""
     keys: dict[str, list[Mapping[str, Any]]] = {}
-    for name, kind in model_families(card):
+    for name, kind in (*model_families(card), ("lm_head", EMBED)):
         keys.setdefault(name, []).append(family(name).problem(card, tp=tp, rows=rows, kind=kind).key)
     return keys
 

@@ -35,7 +35,7 @@ def test_plan_of_the_tuned_path_lists_what_is_not_tuned(capsys: pytest.CaptureFi
     assert data["backend"] == "latency_specialized"
     # one for each family, or for each of its kinds where the decode path can launch them
     told = [(one["family"], one["kind"]) for one in data["fallbacks"]]
-    assert told == [*list(model_families(K3, TUNED_FAMILIES))[:-1], ("lm_head", "argmax")]
+    assert told == [*list(model_families(K3, TUNED_FAMILIES))[:-1], ("lm_head", "argmax"), ("lm_head", "embed")]
     assert run(["decode", "plan", "--backend", "latency_specialized"]) == 0
     assert "Not tuned" in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from k3lab.decode.bindings import step_kind
-from k3lab.decode.choices import ARGMAX, STEP_FAMILIES, Tuned, model_families
+from k3lab.decode.choices import ARGMAX, EMBED, STEP_FAMILIES, Tuned, model_families
 from k3lab.decode.sequence import forms, tuned_launches
 from k3lab.decode.stock import BEFORE_LAYERS, after_layers, stock_layer
 from k3lab.kernels import K3, InputError, ModelCard, family
@@ -41,9 +41,9 @@ def engine_entries(
     so only ``one_shot`` is what a group computes whose other ranks add zeros. ``head``: what the steps hand out.
     """
     chosen, without = [], []
-    for name, kind in model_families(card, STEP_FAMILIES):
+    for name, kind in (*model_families(card, STEP_FAMILIES), ("lm_head", EMBED)):
         found = family(name)
-        if name == "lm_head" and head == "tokens":
+        if (name, kind, head) == ("lm_head", None, "tokens"):
             kind = ARGMAX
         asked = kind or step_kind(found, card, tp=tp, rows=rows, q_len=q_len)
         problem = found.problem(card, tp=tp, rows=rows, kind=asked)

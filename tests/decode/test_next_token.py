@@ -1,4 +1,4 @@
-"""Steps that hand out tokens alone: by the head's argmax where a bundle has it, else by all logits; the same tokens."""
+"""Both ends of a step: tokens by the head's argmax where a bundle has it, else by all logits; rows of the embedding."""
 
 from __future__ import annotations
 
@@ -91,6 +91,20 @@ def test_a_rank_alone_has_its_own_part_alone_and_a_group_all(tiny: ModelCard) ->
     assert run_virtual_ranks(4, shared, timeout_s=30) == [[whole, whole]] * 4
 
 
+def test_rows_of_the_embedding_are_the_same_by_kernel_and_by_operators(tiny: ModelCard) -> None:
+    table = torch.randn(512, 256).bfloat16()
+    ids = torch.tensor([511, 0, 130, 128, 127])
+    auto, reference = AutoOperators(tiny, dtype=torch.bfloat16, device="cpu"), ReferenceOperators(tiny)
+    whole = operators(tiny, "embed").embed(ids, table, SingleRank())
+    assert torch.equal(whole, table[ids]) and AnyTwinRunner.calls == [("lm_head", "embed", 5)]
+    assert torch.equal(operators(tiny, "argmax").embed(ids, table, SingleRank()), whole)  # a bundle without it
+    for rank in (0, 1, 3):  # alone: what others hold counts as zero, whoever holds it
+        comm, part = StandIn(rank, 4), table[rank * 128 : rank * 128 + 128]
+        got = operators(tiny, "embed", tp=4).embed(ids, part, comm)
+        assert torch.equal(got, auto.embed(ids, part, comm)) and torch.equal(got, reference.embed(ids, part, comm))
+        assert [bool(row.any()) for row in got] == [rank * 128 <= one < rank * 128 + 128 for one in ids.tolist()]
+
+
 def test_greedy_steps_put_out_the_tokens_of_the_logits(tiny: ModelCard, weights: RankWeights) -> None:
     def cache() -> DecodeCache:
         return DecodeCache(tiny, max_requests=3, max_context=20, max_verify=4, dtype=torch.bfloat16, padding=True)
@@ -142,10 +156,13 @@ def test_the_plan_shows_one_launch_or_what_stands_for_it(monkeypatch: pytest.Mon
     others: list[Choice] = [one for one in every_entry(K3) if one.family != "lm_head"]
     own, shard = entry(K3, "lm_head", kind="argmax"), entry(K3, "lm_head")
     none = Fallback("lm_head", "argmax", "no entry", "k3lab tune lm_head")
+    lost = Fallback("lm_head", "embed", "no entry", "k3lab tune lm_head")
 
     def after(*made: Choice) -> list[tuple[str, str, bool]]:
-        found = planned(monkeypatch, [*others, *made], TOKENS)
-        assert [one.engine for one in found.before] == ["torch", "torch"]
+        found = planned(monkeypatch, [*others, *made, lost], TOKENS)
+        assert [(one.kernel, one.engine, one.fallback is lost) for one in found.before] == [
+            ("embedding", "torch", True), ("embedding_all_reduce", "torch", True),
+        ]  # fmt: skip
         return [(one.kernel, one.engine, one.fallback is none) for one in found.after[1:]]
 
     assert after(own) == [("k3_lm_head_twin_argmax", "twin", False)]
@@ -165,12 +182,15 @@ def test_an_argmax_is_chosen_where_a_bundle_has_it(
 ) -> None:
     def pick(_cures: Any, _tp: int, _rows: int, _bundle: Any, name: str, kind: str | None, form: StepForm) -> Choice:
         assert form == TOKENS
+        if kind == "embed":
+            return Fallback(name, kind, "none", "")
         if name == "lm_head" and (kind or "shard") in has:
             return entry(K3, name, kind=kind)
         return Fallback(name, kind, "none", "")
 
     monkeypatch.setattr(choosing, "_choose", pick)
     made = [one for one in choose(K3, tp=16, rows=8, gpu="H200", form=TOKENS) if one.family == "lm_head"]
+    assert made.pop().kind == "embed"
     assert [one.kind if isinstance(one, Tuned) else f"no {one.kind}" for one in made] == found
 
 

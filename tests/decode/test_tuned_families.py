@@ -82,8 +82,8 @@ def test_a_step_of_kernels_alone_is_the_step_without_and_follows_its_plan(
         if one.evidence
     ]
     planned = Counter(one.kernel.rpartition("_")[0] for one in launches)
-    # before and after the layers: the first mix stands at layer 0's head, the final one and the head after them
-    planned += Counter({"k3_attn_res_twin": 1, "k3_lm_head_twin": 1})
+    # around the layers: the embedding; the first mix stands at layer 0's head, the final one and the head after them
+    planned += Counter({"k3_attn_res_twin": 1, "k3_lm_head_twin": 2})
     assert counted == Counter({name: 3 * count for name, count in planned.items()})
     assert all(rows == requests * q_len for _, _, rows in AnyTwinRunner.calls)
     # operators of another row count share what is loaded
@@ -122,7 +122,11 @@ def test_the_plan_of_k3_with_kernels_of_every_family(monkeypatch: pytest.MonkeyP
     assert counted["k3_output_projection_twin_restart"] == 8
     assert counted["k3_output_projection_twin_kda"] == 61
     assert counted["k3_attn_res_twin_blocks"] == 1
-    assert any("embedding" in note for note in made.notes)
+    assert [(one.kernel, one.engine) for one in made.before] == [
+        ("token_ids", "glue"),
+        ("k3_lm_head_twin_embed", "twin"),
+    ]
+    assert any("dense layer" in note for note in made.notes)
     assert len(made.to_json()["layers"]) == len(made.layers)
 
 

@@ -33,13 +33,13 @@ class AnyTwinRunner:
                 assert tensors[name].shape[axis] in (
                     (ROWS,) if axis else (rows, own.rows // getattr(own, "q_len", 1))
                 ), name
-        if own.__class__.__name__ == "Experts":  # where kernels read 32 bits, 64 are other ids
-            assert tensors["ids"].dtype == torch.int32
+        for name in {"ids", "tokens"} & shapes.keys():  # where kernels read 32 bits, 64 are other ids
+            assert tensors[name].dtype == torch.int32
         live = (fewer or {}).get("blocks")
         given = {name: tensors[name] for name in shapes}
         if live is not None:
             given["blocks"] = given["blocks"][:live, :rows]
-        if "peers" in tensors:  # drawn beside the family's table of shapes
+        if "peers" in tensors and self.family.row_axes(own).get("peers") != 0:  # [ranks, rows, ..]
             given["peers"] = tensors["peers"][:, :rows]
 
         def call() -> None:
@@ -83,4 +83,5 @@ def every_entry(card: ModelCard, q_len: int = 1) -> list[Tuned]:
     made = [entry(card, name, kind=kind) for name, those in kinds.items() for kind in those]
     made.append(entry(card, "kda", problem_kind=f"verify{q_len}" if q_len > 1 else "plain"))
     made.append(entry(card, "mla", problem_kind=f"bf16{verify}"))
-    return made + [entry(card, name) for name in ("router", "experts", "moe_tail", "lm_head")]
+    made += [entry(card, name) for name in ("router", "experts", "moe_tail", "lm_head")]
+    return [*made, entry(card, "lm_head", kind="embed")]
