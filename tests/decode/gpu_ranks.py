@@ -18,12 +18,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 import torch
 from engines_case import engine_entries, five_layers
 from forked_ranks import fork, join, keep
+from k3lab.cli.default_engines import DefaultEngines
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.caches import DecodeCache
+from k3lab.decode.choices import StepForm, Tuned, choose
+from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
 from k3lab.decode.graphs import Capture
 from k3lab.decode.group import Group
 from k3lab.decode.group import join as join_group
+from k3lab.decode.prefill import prefill
+from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.random_weights import random_weights
 from k3lab.decode.step import forward, step
 from k3lab.decode.tuned import TunedOperators
@@ -34,6 +39,7 @@ from k3lab.kernels.device import require
 from k3lab.kernels.health import NAME, set_limit
 
 PATIENT_S, WALL_S, LIMIT_S = 120.0, 300.0, 8.0
+PROMPT = (17, 400, 3, 256, 8, 9, 44, 12, 300)
 STEPS = ([[1], [2]], [[3], [4]], [[7], [8]])
 SEEDS, KERNELS_TOO = 100, 25
 """Of random delays; every so many the kernels' own hand-overs are delayed too, which compiles them anew."""
@@ -46,16 +52,27 @@ def weights_of(card: ModelCard, dtype: torch.dtype, size: int, rank: int) -> Ran
 
 
 def logits(
-    card: ModelCard, group: Group, operators: Any, dtype: torch.dtype, *, captured: bool = False
+    card: ModelCard,
+    group: Group,
+    operators: Any,
+    dtype: torch.dtype,
+    *,
+    captured: bool = False,
+    dcp: int = 1,
+    prompted: bool = True,
 ) -> torch.Tensor:
-    """Of a few steps, all in one row."""
+    """Of a prompt and a few steps behind it, all in one row."""
     weights = weights_of(card, dtype, group.size, group.rank)
     if hasattr(operators, "take"):
         operators.take(weights)
     cache = DecodeCache(
-        card, tp=group.size, max_requests=2, max_context=80, dtype=dtype, block_size=64, padding=True, device="cuda"
-    )
-    slots, found = [cache.add(), cache.add()], []
+        card, tp=group.size, max_requests=2, max_context=80, dtype=dtype, block_size=64, padding=True, device="cuda",
+        dcp=dcp,
+    )  # fmt: skip
+    slots = [cache.add(), cache.add()]
+    many = PrefillOperators(card, dtype=dtype, device="cuda", context_group=context_group(group.comm, dcp))
+    prompt = torch.tensor(PROMPT)
+    found = [prefill(weights, cache, slots[1], prompt, many, group.comm, chunk=4)] if prompted else []
     where, ids = torch.full((2,), 2, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
     out = torch.zeros(2, card.vocab_size, dtype=dtype, device="cuda")
     replay = None
@@ -79,12 +96,27 @@ def logits(
 
 
 def auto(group: Group) -> dict:
-    """PyTorch operators over symmetric memory, in FP64: equal to one rank; captured too."""
-    operators = AutoOperators(SMALL_K3, dtype=torch.float64, device="cuda")
+    """PyTorch operators over symmetric memory, in FP64: equal to one rank; captured too, and with contexts over all ranks."""
+    where: dict[str, Any] = {"dtype": torch.float64, "device": "cuda"}
+    operators, shared = AutoOperators(SMALL_K3, **where), AutoOperators(SMALL_K3, context_group=group.comm, **where)
+    over: dict[str, Any] = {"dcp": group.size}
     return {
         "eager": logits(SMALL_K3, group, operators, torch.float64),
         "captured": logits(SMALL_K3, group, operators, torch.float64, captured=True),
+        "shared": logits(SMALL_K3, group, shared, torch.float64, **over),
+        "shared captured": logits(SMALL_K3, group, shared, torch.float64, captured=True, **over),
     }
+
+
+def kernels_of_shared_contexts(group: Group) -> TunedOperators:
+    """The same where each context lies over all ranks."""
+    card, gpu = five_layers(256, 2048), require("this test").need_card().name
+    form = StepForm(context=80, dcp=group.size)
+    choices = choose(card, tp=group.size, rows=2, gpu=gpu, bundle=DefaultEngines(), objective="measured", form=form)
+    assert any(isinstance(one, Tuned) and one.family == "mla" for one in choices), choices
+    return TunedOperators(
+        card, choices, dtype=torch.bfloat16, device="cuda", transport=group.transport, context_group=group.comm
+    )
 
 
 def kernels(group: Group, jitter: int = 0, exchange: str = "") -> TunedOperators:
@@ -105,6 +137,10 @@ def tuned(group: Group) -> dict:
         "auto": logits(card, group, plain, torch.bfloat16), "eager": logits(card, group, used, torch.bfloat16),
         "captured": logits(card, group, used, torch.bfloat16, captured=True),
     }  # fmt: skip
+    over: dict[str, Any] = {"dcp": group.size}
+    shared = kernels_of_shared_contexts(group)
+    found["shared"] = logits(card, group, shared, torch.bfloat16, **over)
+    found["shared captured"] = logits(card, group, shared, torch.bfloat16, captured=True, **over)
     for exchange in ("one_shot", "two_shot"):
         found[exchange] = logits(card, group, kernels(group, exchange=exchange), torch.bfloat16)
     return found
@@ -113,11 +149,11 @@ def tuned(group: Group) -> dict:
 def late(group: Group) -> dict:
     """Random delays before operators, other ones on every rank and in every run, and in every hand-over of the kernels."""
     card, used = five_layers(256, 2048), kernels(group)
-    found = [logits(card, group, used, torch.bfloat16)]
+    found = [logits(card, group, used, torch.bfloat16, prompted=False)]
     for seed in range(SEEDS):
         delayed = kernels(group, 1 + seed) if seed % KERNELS_TOO == 0 else used
         slow = Delayed(delayed, f"{seed}/{group.rank}", most_us=300)
-        found.append(logits(card, group, slow, torch.bfloat16))
+        found.append(logits(card, group, slow, torch.bfloat16, prompted=False))
     return {"same": [torch.equal(one, found[0]) for one in found], "eager": found[0]}
 
 
