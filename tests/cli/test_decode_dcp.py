@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from k3lab.cli.main import run
+from k3lab.decode.run_options import RunOptions
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,9 @@ def test_a_run_says_over_how_many_ranks_contexts_lie(drafts: str, capsys: pytest
     assert (data["tp"], data["dcp"]) == (2, 2)
     assert "each context lies over all 2 ranks (decode context parallelism)" in data["head"]
     assert [len(tokens) for tokens in data["tokens"]] == [3]
+    again = RunOptions(tp=2, dcp=2).again
+    assert again[again.index("--dcp") + 1] == "2" and "--dcp" not in RunOptions(tp=2).again
+    assert RunOptions(tp=2, dcp=2, tokens=9).held_context == 5
 
 
 def test_a_plan_exchanges_queries_and_parts_and_its_cures_are_of_such_kernels(

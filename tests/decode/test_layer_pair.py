@@ -19,11 +19,13 @@ from k3lab.cli.output import console
 from k3lab.decode import layer_pair
 from k3lab.decode.bars import layer_floor_us
 from k3lab.decode.layer_pair import by_clock, over_ranks, pair_card
-from k3lab.decode.measure_bars import Load
+from k3lab.decode.measure_bars import Bench, Load
+from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.run_pair import KIND, untimed
-from k3lab.kernels import K3, Evidence, InputError, family
+from k3lab.kernels import K3, Evidence, InputError, ModelCard, family
 from k3lab.kernels.bundle.keys import another_kernel
 from k3lab.kernels.bundle.reader import Miss
+from k3lab.kernels.collectives import Collectives, StandIn, run_virtual_ranks
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
 HERE = Path(__file__).parent
@@ -122,6 +124,20 @@ def test_a_barrier_of_all_ranks_stands_between_the_clocks_start_and_what_ran_bef
     times = layer_pair.together(lambda: seen.append("meet"))(lambda: seen.append("run"), 2)
     assert times == [250.0, 250.0]
     assert seen == ["idle", "meet", "mark", "run", "mark"] * (layer_pair.WARM + 2) + ["wait"]
+
+
+def test_ranks_of_a_group_run_the_same_ids_and_a_rank_alone_those_of_its_own_part(tiny: ModelCard) -> None:
+    load = Load(1, 8, 0)
+
+    def ids(comm: Collectives) -> torch.Tensor:
+        weights = random_rank_weights(tiny, seed=0, dtype=torch.bfloat16, tp=2, rank=comm.rank)
+        return Bench(weights, comm, load, seed=3)._ids
+
+    first, second = run_virtual_ranks(2, ids)
+    assert torch.equal(first, second)
+    half = tiny.vocab_size // 2
+    assert first.min() < half <= first.max()
+    assert ids(StandIn(1, 2)).min() >= half
 
 
 def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from k3lab.cli.main import run as command
 from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
-from k3lab.decode.group import join
+from k3lab.decode.group import join, of_rank
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.run import RunOptions, run
 from k3lab.kernels import InputError, ModelCard
@@ -170,7 +170,10 @@ def test_torchrun_and_options_must_agree(monkeypatch: pytest.MonkeyPatch) -> Non
         join(2, None, rank=0)
     with pytest.raises(InputError, match="loopback is for one rank alone"):
         join(2, None, transport="loopback")
+    assert of_rank(Path("out/steps.json.gz")) == Path("out/steps.rank1.json.gz")
+    assert of_rank(None) is None
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert of_rank(Path("steps.json")) == Path("steps.json")
     assert join(2, None) is None  # threads of this process
     lone = join(2, None, rank=1)
     assert lone is not None
