@@ -64,20 +64,23 @@ def kept_alone(path: Path | None) -> Iterator[None]:
     Raises:
         InputError: one does.
     """
-    from filelock import FileLock, Timeout
-
     from ..kernels import InputError
+    from ..tuning.locks import ProcessLock
 
     if path is None:
         yield
         return
+    lock = ProcessLock(Path(f"{path}.lock"))
     try:
-        with FileLock(f"{path}.lock", timeout=0):
-            yield
-    except Timeout:
-        raise InputError(f"another run writes to {path} now") from None
+        free = lock.take()
     except OSError as error:
-        raise InputError(f"cannot write {path}.lock ({error.strerror})") from None
+        raise InputError(f"cannot write {lock.path} ({error.strerror})") from None
+    if not free:
+        raise InputError(f"another run (process {lock.holder}) writes to {path} now")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def bundle_of(path: Path | None, accept: list[str] | None) -> Bundle | None:

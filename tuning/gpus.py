@@ -6,15 +6,13 @@ after the GPU's UUID: a container's tuners see each other's locks where they sha
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..kernels.errors import InputError
+from .locks import ProcessLock
 
 MOST_GPUS = 16
 
@@ -36,50 +34,12 @@ def visible() -> list[Gpu]:
     return [Gpu(*one) for one in identities()]
 
 
-class GpuLock:
-    """Keeps a second tuner off a GPU. The system frees it when its holder ends, however that happens."""
+class GpuLock(ProcessLock):
+    """Keeps a second tuner off a GPU."""
 
     def __init__(self, gpu: Gpu, folder: Path | None = None) -> None:
+        super().__init__((folder or Path(tempfile.gettempdir())) / f"k3lab-{gpu.uuid}.lock", everyone=True)
         self.gpu = gpu
-        self.path = (folder or Path(tempfile.gettempdir())) / f"k3lab-{gpu.uuid}.lock"
-        self.holder = ""
-        """Process that holds it, where :meth:`take` was refused."""
-        self._file: Any = None
-
-    def take(self) -> bool:
-        """Take the lock, at once or not at all.
-
-        Raises:
-            InputError: there can be no lock file.
-        """
-        import fcntl
-
-        try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise InputError(
-                f"GPU {self.gpu.index} cannot be locked: {self.path} cannot be opened ({error.strerror}); remove it"
-            ) from error
-        with contextlib.suppress(OSError):  # another user's file: it is open already
-            os.fchmod(handle, 0o666)
-        file = os.fdopen(handle, "r+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.holder = file.read().decode(errors="replace").strip() or "unknown"
-            file.close()
-            return False
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without the name of its holder
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Give it back; the file stays (removing it would let two processes lock two files of one name)."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def take(count: int, gpus: Sequence[Gpu] | None = None, folder: Path | None = None) -> list[GpuLock]:
@@ -110,10 +70,12 @@ def take(count: int, gpus: Sequence[Gpu] | None = None, folder: Path | None = No
                 taken.append(lock)
             else:
                 held.append(f"GPU {gpu.index} (process {lock.holder})")
-        except InputError:
+        except OSError as error:
             for one in taken:
                 one.release()
-            raise
+            raise InputError(
+                f"GPU {gpu.index} cannot be locked: {lock.path} cannot be opened ({error.strerror}); remove it"
+            ) from error
     if len(taken) < count and alike:
         for one in taken:
             one.release()

@@ -9,9 +9,10 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..kernels.errors import InputError
+from .locks import ProcessLock
 from .outcome import one_line
 
 if TYPE_CHECKING:
@@ -206,45 +207,22 @@ def _umask() -> int:
     return mask
 
 
-class StudyLock:
-    """Keeps a second tuner off a study. The system frees it when its holder ends, however that happens."""
+def lock_study(study: Path) -> ProcessLock:
+    """Keep a second tuner off a study, at once or not at all.
 
-    def __init__(self, study: Path) -> None:
-        self.path = study.with_name(study.name + ".lock")
-        self._file: Any = None
-
-    def take(self) -> None:
-        """Take the lock, at once or not at all.
-
-        Raises:
-            InputError: another process holds it, or there can be no lock file.
-        """
-        import fcntl
-
-        try:
-            file = self.path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InputError(
-                f"study {self.path.with_suffix('')} cannot be locked: {self.path} cannot be opened "
-                f"({error.strerror}); remove it, or give another --study path"
-            ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            holder = file.read().decode(errors="replace").strip() or "unknown"
-            file.close()
-            raise InputError(
-                f"another tuner (process {holder}) is writing study {self.path.with_suffix('')}: "
-                "wait for it, or give another --study path"
-            ) from None
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without the name of its holder
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
-        self._file = file
-
-    def release(self) -> None:
-        """Give it back; the lock file stays (removing it would let two processes lock two files of one name)."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    Raises:
+        InputError: another process holds its lock, or there can be no lock file.
+    """
+    lock = ProcessLock(study.with_name(study.name + ".lock"))
+    try:
+        free = lock.take()
+    except OSError as error:
+        raise InputError(
+            f"study {study} cannot be locked: {lock.path} cannot be opened "
+            f"({error.strerror}); remove it, or give another --study path"
+        ) from error
+    if not free:
+        raise InputError(
+            f"another tuner (process {lock.holder}) is writing study {study}: wait for it, or give another --study path"
+        )
+    return lock

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Self
 from ..kernels.errors import InputError
 from ..kernels.space import Config, Space, config_digest
 from .identity import StudyIdentity, check_schema
+from .locks import ProcessLock
 from .outcome import Outcome, Status
 from .storage import (
     BUSY_S,
-    StudyLock,
     check_database,
     check_place,
     connect,
     created_whole,
+    lock_study,
     open_storage,
     reading,
     writing,
@@ -152,7 +153,7 @@ def put_aside(place: Path) -> Path:
 class TuningStudy:
     """An open study. Use :meth:`for_tuning` to write, :meth:`for_reading` to look."""
 
-    def __init__(self, path: Path, storage: RDBStorage, study: optuna.Study, lock: StudyLock | None) -> None:
+    def __init__(self, path: Path, storage: RDBStorage, study: optuna.Study, lock: ProcessLock | None) -> None:
         self.path = path
         self._storage = storage
         self._study = study
@@ -177,8 +178,7 @@ class TuningStudy:
         place = check_place(path)
         if place.exists() and place.stat().st_size:
             check_database(path)
-        lock = StudyLock(place)
-        lock.take()
+        lock = lock_study(place)
         try:
             if fresh and place.exists():
                 put_aside(place)
@@ -209,7 +209,7 @@ class TuningStudy:
         return cls._open(path, None)
 
     @classmethod
-    def _open(cls, path: Path, lock: StudyLock | None) -> TuningStudy:
+    def _open(cls, path: Path, lock: ProcessLock | None) -> TuningStudy:
         import optuna
 
         storage = open_storage(path)

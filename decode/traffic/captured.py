@@ -13,6 +13,7 @@ import torch
 from ..dispatch import Dispatcher
 from ..dspark.acceptance import Acceptance
 from ..dspark.captured import SpeculationGraphs
+from ..dspark.decoder import Request
 from ..dspark.drafter import Drafter
 from ..graphs import sizes_of
 from ..greedy import GreedyGraph
@@ -46,28 +47,19 @@ class CapturedPlainSteps(PlainSteps):
             )
             for size in reversed(sizes_of(1, served.rows))
         }  # fmt: skip
-        self._held: list[int] = []
-
-    def join(self, slot: int, logits: torch.Tensor, seed: int) -> int:
-        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
-        self._held = []
-        return super().join(slot, logits, seed)
-
-    def leave(self, slot: int) -> None:
-        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
-        self._held = []
-        super().leave(slot)
+        self._held: list[tuple[int, int]] = []
+        """Slots and last tokens that the graph of the last step is at."""
 
     def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
         """See :class:`~k3lab.decode.traffic.steps.Steps`."""
         slots = list(self._last)
         graph = self._graphs[min(size for size in self._graphs if size >= len(slots))]
-        if slots != self._held:
-            graph.begin(slots, torch.tensor([self._last[slot] for slot in slots]))
-            self._held = slots
+        if self._held != [*self._last.items()]:
+            graph.begin(slots, torch.tensor([*self._last.values()]))
         out = dict(zip(slots, graph.step(), strict=True))
         self._served.note(len(slots))
         self._last.update({slot: token for slot, (token,) in out.items()})
+        self._held = [*self._last.items()]
         self.accepted += [1] * len(slots)
         return out
 
@@ -86,25 +78,16 @@ class CapturedDraftedSteps(DraftedSteps):
             dispatcher.weights, dispatcher.cache, dispatcher.comm, lambda rows: served.operators(rows // width), drafter, acceptance,
             drafts=drafts, sizes=sizes_of(width, served.rows * width), draft_temperature=temperature,
         )  # fmt: skip
-        self._held: list[int] = []
-
-    def join(self, slot: int, logits: torch.Tensor, seed: int) -> int:
-        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
-        self._held = []
-        return super().join(slot, logits, seed)
-
-    def leave(self, slot: int) -> None:
-        """See :class:`~k3lab.decode.traffic.steps.Steps`."""
-        self._held = []
-        super().leave(slot)
+        self._held: list[Request] = []
+        """Those that the last step was of: another turn of an equal slot has drafts of its own."""
 
     def step(self, most: Mapping[int, int]) -> dict[int, list[int]]:
         """See :class:`~k3lab.decode.traffic.steps.Steps`."""
         own, cache = self._decoder.requests, self._decoder.dispatcher.cache
         slots = [one.slot for one in own]
-        if slots != self._held:
+        if [*map(id, own)] != [*map(id, self._held)]:
             self._graphs.begin(slots, [one.last for one in own], [one.seed for one in own])
-            self._held = slots
+            self._held = [*own]
         made = {}
         for one, out in zip(own, self._graphs.step(), strict=True):
             kept = out[: most[one.slot]]

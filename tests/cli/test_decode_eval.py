@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from k3lab.cli.decode_inputs import kept_alone
 from k3lab.cli.main import run
 from k3lab.decode.evaluation.evaluate import Record
 
@@ -58,6 +60,17 @@ def test_what_ended_before_a_signal_is_kept_and_gone_on_from(
     assert capsys.readouterr().err == "k3lab: interrupted\n"
     assert run(call) == 0
     assert json.loads(capsys.readouterr().out)["outputs_of_earlier_runs"] == 1
+
+
+def test_a_second_run_is_kept_out_and_told_of_the_first(
+    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    call = ["decode", "eval", str(problems), "--tokens", "1", "--out", str(kept)]
+    with kept_alone(kept):
+        assert run(call) == 2
+    assert capsys.readouterr().err == f"k3lab: another run (process {os.getpid()}) writes to {kept} now\n"
+    assert not kept.exists() and run(call) == 0
 
 
 @pytest.mark.parametrize(
