@@ -58,6 +58,14 @@ class KdaParts(NamedTuple):
     """Raw rows from the first tap of the first token on, [B, W-1+q, 3hD]."""
 
 
+def embedded(ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
+    """Rows of an embedding that is sharded by vocabulary, [n, H]; ids are not checked, which would need the host."""
+    local = ids - comm.rank * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    rows = F.embedding(local.clamp(0, table.shape[0] - 1), table)
+    return comm.all_reduce(rows * mine[:, None].to(rows.dtype))
+
+
 class AutoOperators:
     """See :class:`~k3lab.decode.operators.Operators`."""
 
@@ -294,10 +302,7 @@ class AutoOperators:
     # -- ends ---------------------------------------------------------------------------------
     def embed(self, ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
         """Own rows looked up, others zero, all-reduce."""
-        local = ids - comm.rank * table.shape[0]
-        mine = (local >= 0) & (local < table.shape[0])
-        rows = F.embedding(local.clamp(0, table.shape[0] - 1), table)
-        return comm.all_reduce(rows * mine[:, None].to(rows.dtype))
+        return embedded(ids, table, comm)
 
     def lm_head(self, h: Tensor, w: Tensor, comm: Collectives) -> Tensor:
         """GEMM, all-gather."""

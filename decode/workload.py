@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..kernels import InputError
+from .json_lines import read_json_lines
 from .scope import Scope, StepShape, Tally
 
 FIELDS = ("count", "requests", "drafts", "prefill")
@@ -52,22 +52,11 @@ def read_workload(path: str | Path) -> Iterator[tuple[StepShape, int]]:
         InputError: it cannot be read, has no steps, or a line is none; the line is named.
     """
     path = Path(path)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is no text; {FORM}") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    _, lines = read_json_lines(path, FORM)
     if not lines:
         raise InputError(f"{path} has no steps; {FORM}")
-    for number, line in lines:
-        where = f"{path} line {number}"
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{where} is not JSON; {FORM}") from None
-        yield _step(data, where)
+    for number, data in lines.items():
+        yield _step(data, f"{path} line {number}")
 
 
 def judge_workload(path: str | Path, scope: Scope) -> Tally:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..traffic.seen import Measured, measured
+from ..traffic.seen import USERS, Measured, Wanted, measured
 
 NO_GPU = "needs a GPU: without one nothing is captured, and there is no byte floor"
 BY_LAYER = ("time a layer by kind", "launches a layer", "share of the byte floor")
-SEEN = {
+SEEN: Wanted = {
     "decode throughput without prefill": ("decode_tokens_a_s", None, 1.0, "tok/s"),
     "output throughput": ("output_tokens_a_s", None, 1.0, "tok/s"),
     "prefill rate": ("prefill_tokens_a_s", None, 1.0, "tok/s"),
-    "user rate, median": ("user_tokens_a_s", "p50", 1.0, "tok/s/user"),
-    "user rate, P90": ("user_tokens_a_s", "p90", 1.0, "tok/s/user"),
-    "time to first token, median": ("time_to_first_token_s", "p50", 1e3, "ms"),
-    "time to first token, P90": ("time_to_first_token_s", "p90", 1e3, "ms"),
-    "request latency, median": ("request_latency_s", "p50", 1.0, "s"),
-    "request latency, P90": ("request_latency_s", "p90", 1.0, "s"),
+    **USERS,
     "step time, median": ("step_s", "p50", 1e3, "ms"),
     "step time, P90": ("step_s", "p90", 1e3, "ms"),
     "drafter time": ("drafting_s", "p50", 1e3, "ms"),

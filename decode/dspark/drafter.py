@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...kernels import InputError
 from ...kernels.collectives import Collectives
+from ..auto import embedded
 from ..caches import DecodeCache
 from ..weights import RankWeights
-from .paged import block_hidden, embedded, inject_rows, product
+from .paged import block_hidden, inject_rows, product
 from .reference import Drafts, context_rows, draft_tokens
 from .weights import DraftWeights
 

@@ -22,14 +22,6 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)
 
 
-def embedded(ids: Tensor, table: Tensor, comm: Collectives) -> Tensor:
-    """Rows of the target's embedding, [n, H]; ids are not checked, which would need the host."""
-    local = ids - comm.rank * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    rows = F.embedding(local.clamp(0, table.shape[0] - 1), table)
-    return comm.all_reduce(rows * mine[:, None].to(rows.dtype))
-
-
 def block_hidden(
     weights: DraftWeights, inputs: Tensor, pages: list[Tensor], table: Tensor, context: Tensor, comm: Collectives
 ) -> Tensor:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels import InputError
+from ..json_lines import read_json_lines
 
 LETTERS = "ABCD"
 BOXED = "Put the final answer, a whole number from 0 to 999, in \\boxed{}."
@@ -91,22 +92,10 @@ def read_problems(path: str | Path) -> ProblemFile:
         InputError: it cannot be read, has no problems, an id twice, or a line that is none; the line is named.
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is no text") from None
+    data, lines = read_json_lines(path)
     problems: dict[str, Problem] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, given in lines.items():
         where = f"{path} line {number}"
-        try:
-            given = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{where} is not JSON") from None
         one = _problem(given, where, str(number))
         if one.name in problems:
             raise InputError(f"{where}: id {one.name!r} is there twice")

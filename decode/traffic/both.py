@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...kernels import InputError
 from .clock import WallClock
-from .seen import seen
+from .seen import USERS, Wanted, seen
 from .sessions import Traffic
 
 if TYPE_CHECKING:
@@ -18,13 +18,8 @@ if TYPE_CHECKING:
     from .replay import Served
     from .steps import Steps
 
-MEASURES = {
-    "user rate, median": ("user_tokens_a_s", "p50", 1.0, "tok/s/user"),
-    "user rate, P90": ("user_tokens_a_s", "p90", 1.0, "tok/s/user"),
-    "time to first token, median": ("time_to_first_token_s", "p50", 1.0, "s"),
-    "time to first token, P90": ("time_to_first_token_s", "p90", 1.0, "s"),
-    "request latency, median": ("request_latency_s", "p50", 1.0, "s"),
-    "request latency, P90": ("request_latency_s", "p90", 1.0, "s"),
+MEASURES: Wanted = {
+    **USERS,
     "prefill rate": ("prefill_tokens_a_s", None, 1.0, "tok/s"),
     "prefill rate of a turn, median": ("prefill_tokens_a_s_by_turn", "p50", 1.0, "tok/s"),
     "prefill rate of a turn, P90": ("prefill_tokens_a_s_by_turn", "p90", 1.0, "tok/s"),

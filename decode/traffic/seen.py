@@ -11,6 +11,17 @@ if TYPE_CHECKING:
 
 PERCENTILES = {"p10": 10, "p50": 50, "p90": 90}
 """Those of a :func:`spread`, in percent."""
+Wanted = Mapping[str, tuple[str, str | None, float, str]]
+"""Measure to its key, which percentile of a spread (None: it is none), by how much it is multiplied, and its unit."""
+USERS: Wanted = {
+    "user rate, median": ("user_tokens_a_s", "p50", 1.0, "tok/s/user"),
+    "user rate, P90": ("user_tokens_a_s", "p90", 1.0, "tok/s/user"),
+    "time to first token, median": ("time_to_first_token_s", "p50", 1e3, "ms"),
+    "time to first token, P90": ("time_to_first_token_s", "p90", 1e3, "ms"),
+    "request latency, median": ("request_latency_s", "p50", 1.0, "s"),
+    "request latency, P90": ("request_latency_s", "p90", 1.0, "s"),
+}
+"""What each request saw, in a batch or a replay."""
 Measured = dict[str, dict[str, Any]]
 """By name ``value`` and ``unit``; of a percentile also ``samples`` and ``tail_covered``."""
 
@@ -33,13 +44,8 @@ def tail_covered(samples: int, name: str) -> bool:
     return samples * min(percent, 100 - percent) >= 100
 
 
-def measured(seen: Mapping[str, Any], wanted: Mapping[str, tuple[str, str | None, float, str]]) -> Measured:
-    """What of ``wanted`` there is a figure of.
-
-    Args:
-        seen: figures, and spreads of them.
-        wanted: measure to its key, which percentile of a spread, by how much it is multiplied, and its unit.
-    """
+def measured(seen: Mapping[str, Any], wanted: Wanted) -> Measured:
+    """What of ``wanted`` there is a figure of, among figures and spreads of them."""
     made: Measured = {}
     for name, (key, part, factor, unit) in wanted.items():
         value = seen[key] if part is None else seen[key][part]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...kernels import InputError
+from ..json_lines import read_json_lines
 
 MOST_TOKENS = 2**24
 MOST_SECONDS = 7 * 86_400
@@ -105,22 +106,8 @@ def read_traffic(path: str | Path) -> Traffic:
         InputError: it cannot be read, or a line is no session; the line and the field are named.
     """
     path = Path(path)
-    try:
-        lines = path.read_text("utf-8-sig").split("\n")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is no text") from None
-    sessions = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path} line {number}"
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(f"{where} is not JSON") from None
-        sessions.append(_session(data, where))
+    _, lines = read_json_lines(path)
+    sessions = [_session(data, f"{path} line {number}") for number, data in lines.items()]
     try:
         return traffic_of(sessions)
     except InputError as error:
