@@ -6,10 +6,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
 
-from ..cute_numbers import as_float, as_word
+from ..cute_numbers import RSQRT, as_float, as_word, unary
 from ..cute_streaming import EVICT_FIRST, read
-from .cute_parts import MAYBE_STATE, STORE_4, add_lanes, floats, fma, put_run, run_of, sigmoid
-from .layout import DIM
+from .cute_parts import MAYBE_STATE, STORE_4, add_lanes, floats, fma, run_of, scales, sigmoid
+from .layout import DIM, MOST_STEPS
 
 
 @cute.jit
@@ -44,59 +44,74 @@ def store_state(states: Int64, slot: Int32, head: Int32, part: Int32, t: Int32, 
 
 
 @cute.jit
+def vector(memory: cute.Pointer, step: Int32, which: cutlass.Constexpr, t: Int32, SPLIT: cutlass.Constexpr):
+    """A thread's keys of one of a step's vectors."""
+    vectors = floats(memory, 0, SPLIT.steps * SPLIT.vectors * DIM, 4)
+    found = []
+    for index in cutlass.range_constexpr(SPLIT.quads):
+        found += run_of(vectors, (step * SPLIT.vectors + which) * (DIM // 4) + SPLIT.quad(t, index), 4)
+    return found
+
+
+@cute.jit
+def dot(one: list, other: list):
+    """A lane's share of a product: four sums, of keys equal modulo 4, in pairs."""
+    sums = [one[i] * other[i] for i in range(4)]
+    for i in cutlass.range_constexpr(4, len(one)):
+        sums[i % 4] = fma(one[i], other[i], sums[i % 4])
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+@cute.jit
 def update(
-    state: list, vectors: cute.Tensor, values: cute.Tensor, scalars: cute.Tensor, t: Int32, STEP: cutlass.Constexpr,
-    SPLIT: cutlass.Constexpr,
+    state: list, memory: cute.Pointer, t: Int32, step: Int32, SPLIT: cutlass.Constexpr
 ):  # fmt: skip
     """(state after a step, this step's output of each of the thread's rows, the same in all lanes of a row).
 
     With S the decayed state, d = S k and r = S q are summed side by side; then u = beta (v - d), S += u k and the output
     is r + u (k . q), which is the new state times q without a second sum after the first. Sums: four a lane, of keys
-    equal modulo 4, runs ascending; their two pairs; then lanes by butterfly.
+    equal modulo 4, runs ascending; their two pairs; then lanes by butterfly. Keys and queries that several warps made
+    are not normalised: their squares and products are summed beside d and r, which are multiplied, and u, instead.
     """
-    beta, kq = run_of(scalars, Int32(STEP), 2)
-    first = STEP * 3 * (DIM // 4)
-    decay, key, query = [], [], []
-    for index in cutlass.range_constexpr(SPLIT.quads):
-        quad = SPLIT.quad(t, index)
-        decay += run_of(vectors, first + quad, 4)
-        key += run_of(vectors, first + DIM // 4 + quad, 4)
-        query += run_of(vectors, first + DIM // 2 + quad, 4)
+    decay, key, query = [vector(memory, step, which, t, SPLIT) for which in range(3)]
     a_turn = 4 * SPLIT.quads
     decayed, sums = [], []
     for turn in cutlass.range_constexpr(SPLIT.turns):
         mine = [state[turn * a_turn + i] * decay[i] for i in range(a_turn)]
-        dots = [mine[i] * key[i] for i in range(4)] + [mine[i] * query[i] for i in range(4)]
-        for i in cutlass.range_constexpr(4, a_turn):
-            dots[i % 4] = fma(mine[i], key[i], dots[i % 4])
-            dots[4 + i % 4] = fma(mine[i], query[i], dots[4 + i % 4])
-        sums += [(dots[0] + dots[1]) + (dots[2] + dots[3]), (dots[4] + dots[5]) + (dots[6] + dots[7])]
+        sums += [dot(mine, key), dot(mine, query)]
         decayed += mine
+    if cutlass.const_expr(SPLIT.spread > 1):
+        sums += [dot(query, query), dot(key, key), dot(query, key)]
     sums = add_lanes(sums, 1, SPLIT.lanes)
+    scalars = floats(memory, SPLIT.scalars_at, 2 * MOST_STEPS, 2)
+    beta, kq = run_of(scalars, step, 2)
+    if cutlass.const_expr(SPLIT.spread > 1):
+        q_scale, k_scale = scales(*sums[2 * SPLIT.turns : 2 * SPLIT.turns + 2])
+        kq = sums[2 * SPLIT.turns + 2] * q_scale * k_scale
+    values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 1)
     after, outputs = [], []
     for turn in cutlass.range_constexpr(SPLIT.turns):
-        value = values[STEP * SPLIT.slice_rows + SPLIT.row(t, turn), 0]
-        u = beta * (value - sums[2 * turn])
-        outputs.append(fma(u, kq, sums[2 * turn + 1]))
-        after += [fma(u, key[i], decayed[turn * a_turn + i]) for i in range(a_turn)]
+        value = values[step * SPLIT.slice_rows + SPLIT.row(t, turn), 0]
+        d, r = sums[2 * turn], sums[2 * turn + 1]
+        if cutlass.const_expr(SPLIT.spread > 1):
+            d, r = d * k_scale, r * q_scale
+        u = beta * (value - d)
+        outputs.append(fma(u, kq, r))
+        factor = u * k_scale if cutlass.const_expr(SPLIT.spread > 1) else u
+        after += [fma(factor, key[i], decayed[turn * a_turn + i]) for i in range(a_turn)]
     return after, outputs
 
 
 @cute.jit
-def squares_of_warp(outputs: list, sums: cute.Tensor, warp: Int32, lane: Int32, SPLIT: cutlass.Constexpr):
-    """Each step's sum of squares over a warp's rows, into shared memory."""
-    squares = []
-    for step in cutlass.range_constexpr(SPLIT.steps):
-        square = outputs[step][0] * outputs[step][0]
-        for turn in cutlass.range_constexpr(1, SPLIT.turns):
-            square = fma(outputs[step][turn], outputs[step][turn], square)
-        squares.append(square)
-    squares = add_lanes(squares, SPLIT.lanes, 32)
-    padded = [squares[s] if s < SPLIT.steps else Float32(0.0) for s in range(SPLIT.padded_steps)]
-    if lane == 0:
-        a_run = SPLIT.padded_steps // SPLIT.packets
-        for run in cutlass.range_constexpr(SPLIT.packets):
-            put_run(sums, warp * SPLIT.packets + run, padded[run * a_run : (run + 1) * a_run])
+def squares_of_warp(mine: list, memory: cute.Pointer, warp: Int32, lane: Int32, SPLIT: cutlass.Constexpr):
+    """Each step's sum of squares over a warp's rows, into shared memory; ``mine``: outputs of the step that the lane has."""
+    square = mine[0] * mine[0]
+    for turn in cutlass.range_constexpr(1, SPLIT.turns):
+        square = fma(mine[turn], mine[turn], square)
+    (square,) = add_lanes([square], SPLIT.lanes, 32)
+    sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, 1)
+    if lane < SPLIT.padded_steps:  # those beyond the last step are of no use, and a packet's
+        sums[warp * SPLIT.padded_steps + lane, 0] = square
 
 
 @cute.jit
@@ -139,24 +154,32 @@ def as_floats(words: list):
 
 
 @cute.jit
-def norm_sums(
-    outputs: list, norms: list, gates: list, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32,
-    lane: Int32, SPLIT: cutlass.Constexpr,
+def send_squares(
+    mine: list, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32, lane: Int32, SPLIT: cutlass.Constexpr
 ):  # fmt: skip
-    """(sum of squares over the head of the step that the lane writes, factors of its rows: norm weight times gate)."""
+    """This block's sums of squares to all blocks of the head; a cluster has met before."""
     run = SPLIT.padded_steps // SPLIT.packets
-    sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
-    pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, run)
-    squares_of_warp(outputs, sums, warp, lane, SPLIT)
+    squares_of_warp(mine, memory, warp, lane, SPLIT)
     arch.sync_threads()
     if cutlass.const_expr(SPLIT.parts > 1):
-        arch.cluster_wait()
+        sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
+        pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, run)
         push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+
+
+@cute.jit
+def norm_factors(
+    norms: list, gates: list, memory: cute.Pointer, arrived: cute.Pointer, lane: Int32, EPS: cutlass.Constexpr,
+    SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """What the outputs of a lane's step are multiplied by: the norm of the whole head, its weight, the gate."""
     factors = [as_float(norms[turn]) * sigmoid(gates[turn]) for turn in range(SPLIT.turns)]
     step = cutlass.min(lane % SPLIT.lanes, SPLIT.steps - 1)
     if cutlass.const_expr(SPLIT.parts > 1):
         arch.mbarrier_wait(arrived, 0)
-        total = sum_of_squares(pushed.iterator, SPLIT.parts, step, SPLIT)
-    else:
-        total = sum_of_squares(sums.iterator, SPLIT.warps, step, SPLIT)
-    return total, factors
+    at, count = SPLIT.sums_at, SPLIT.warps
+    if cutlass.const_expr(SPLIT.parts > 1):
+        at, count = SPLIT.pushed_at, SPLIT.parts
+    sums = floats(memory, at, count * SPLIT.padded_steps, 1)
+    scale = unary(RSQRT, sum_of_squares(sums.iterator, count, step, SPLIT) * Float32(1.0 / DIM) + Float32(EPS))
+    return scale, factors

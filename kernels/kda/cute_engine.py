@@ -19,26 +19,40 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 TOGETHER = (1, 2, 3, 4, 5, 6, 8)
-INVARIANT = {"parts": 4, "warps": 8, "lanes": 8}
+FORMS = ("serial", "rolled", "wy")
+INVARIANT: Config = {"parts": 4, "warps": 8, "lanes": 8, "run": 4, "form": "serial"}
 """What the order of any sum depends on, pinned for batch-invariant results."""
+LEAST_LOG = -80.0
+"""Of decays whose reciprocals' products with keys are FP32 numbers."""
 RESERVED_REGISTERS = 26
 """Addresses, slots and the allocator's slack, beside operands and states."""
 
 
 def split_of(problem: Kda, config: Config) -> Split:
     """How a config shares out the work."""
-    names = ("parts", "together", "warps", "lanes", "depth")
-    return Split(
-        problem.heads, problem.requests, problem.q_len, problem.columns, *(int(config[name]) for name in names)
+    parts, together, warps, lanes, depth, run = (
+        int(config[name]) for name in ("parts", "together", "warps", "lanes", "depth", "run")
     )
+    return Split(
+        problem.heads, problem.requests, problem.q_len, problem.columns, parts, together, warps, lanes, depth, run,
+        str(config["form"]),
+    )  # fmt: skip
 
 
 def registers(split: Split) -> int:
     """A thread's: at the dependency wait states in flight, gate rows and raw rows; later states, vectors of a step, outputs."""
+    words = 4 * split.run // 2
     waiting = (
-        split.depth * split.state_words + 32 * split.gate_turns + 16 * split.query_turns + 8 * split.value_turns + 28
+        split.depth * split.state_words
+        + 32 * split.gate_turns
+        + 2 * words * split.query_turns
+        + words * split.value_turns
+        + 28
     )
     at_work = min(split.depth + 1, split.together) * split.state_words + split.state_words + 12 * split.quads
+    if split.form == "wy":
+        rows = split.turns + split.key_turns
+        at_work = rows * (2 * split.padded_steps + 4 * split.quads) + 4 * split.quads
     return max(waiting, at_work) + split.steps * (split.turns + 1) + RESERVED_REGISTERS
 
 
@@ -48,7 +62,7 @@ class CuteEngine(Engine):
     name = "cute"
     family = "kda"
     compiler = "cute"
-    sources = (*(HERE / f"cute_{part}.py" for part in ("step", "core", "tokens", "parts")), *CUTE_PARTS)
+    sources = (*(HERE / f"cute_{part}.py" for part in ("step", "forms", "core", "tokens", "parts")), *CUTE_PARTS)
 
     def refuses(self, problem: Problem, arch: str) -> str | None:
         """K3's head: the kernel's loads and MMAs are written for its width, rank and taps."""
@@ -81,6 +95,12 @@ class CuteEngine(Engine):
                 Param("warps", (4, 8, 16), "warps a block"),
                 Param("lanes", (8, 16, 32), "lanes that share a row of the state"),
                 Param("depth", (1, 2, 3, 4), "states of requests in flight before the first is used"),
+                Param(
+                    "run", (4, 2, 1), "neighbouring channels a thread convolves: fewer spread a token over more warps"
+                ),
+                Param(
+                    "form", FORMS if tokens > 1 else FORMS[:1], "of a request's tokens: one after the other, or at once"
+                ),
                 RELEASE,
                 K_ORDER,
             ),
@@ -101,6 +121,19 @@ class CuteEngine(Engine):
                 Constraint(
                     lambda c: split(c).warps >= split(c).packets,
                     "fewer warps than packets of sums, one warp sends each",
+                ),
+                Constraint(
+                    lambda c: c["run"] == 4 or split(c).steps * split(c).spread <= int(c["warps"]),
+                    "queries and keys in runs of {run} channels take more warps than the block has",
+                ),
+                Constraint(
+                    lambda c: c["form"] != "wy" or 2 * split(c).padded_steps <= int(c["lanes"]),
+                    "the sums of {form} are dealt to the lanes of a row, {lanes} are too few",
+                ),
+                Constraint(lambda c: c["form"] != "wy" or c["run"] == 4, "{form} needs normalised keys, so run 4"),
+                Constraint(
+                    lambda c: c["form"] != "wy" or tokens * problem.lower_bound >= LEAST_LOG,
+                    f"{{form}}: one over the decays of {tokens} tokens may exceed FP32",
                 ),
                 Constraint(
                     lambda c: c["release"] != "loads" or c["depth"] == c["together"],
@@ -138,16 +171,25 @@ class CuteEngine(Engine):
         a_block = DIM * RANK * 2 + 3 * DIM * TAPS * 4 + split.steps * (3 * DIM + RANK) * 2
         in_flight = split.depth * split.slice_rows * DIM * 4
         return Work(
-            l2_bytes=split.blocks * a_block, in_flight_bytes=in_flight, tile_turns=float(split.steps),
+            l2_bytes=split.blocks * a_block, in_flight_bytes=in_flight,
+            tile_turns=split.steps / (2 if split.form == "wy" else 1),
             dependent_steps=1 if split.parts > 1 else 0,
         )  # fmt: skip
 
     def summation_order(self, problem: Problem, config: Config) -> str:
         """Of S k and S q, and of the norm; the gate's and the convolution's are the same in all configs."""
         split = split_of(kda(problem), config)
+        sums = f"four sums a lane over every {split.lanes}th run of 4 keys ascending, their two pairs, then"
+        products = f"S k and S q: {sums} {split.lanes} lanes by butterfly"
+        if split.form == "wy":
+            products = (
+                f"products of all tokens' keys and queries, times their decays, with the state before the step and with keys over "
+                f"their decays: keys of a lane ascending, {split.lanes} lanes by butterfly; corrections: tokens ascending"
+            )
+        if split.spread > 1:
+            products += "; norms of q and k beside them, in the same order"
         return (
-            f"S k and S q: four sums a lane over every {split.lanes}th run of 4 keys ascending, their two pairs, then {split.lanes} "
-            f"lanes by butterfly; norm: {split.turns} rows a lane, lanes by butterfly, {split.warps} warps ascending, "
+            f"{products}; norm: {split.turns} rows a lane, lanes by butterfly, {split.warps} warps ascending, "
             f"{split.parts} blocks ascending; gate: MMAs over 16 of the rank ascending; convolution: taps ascending"
         )
 
@@ -172,7 +214,7 @@ def default(problem: Kda, gpu: GpuCard) -> dict[str, Any]:
     depth, (warps, lanes) = min(2, together), SHAPES[parts]
     return {
         "parts": parts, "together": together, "warps": warps, "lanes": lanes, "depth": depth,
-        "release": "loads" if depth == together else "entry", "k_order": "free",
+        "run": 4, "form": "serial", "release": "loads" if depth == together else "entry", "k_order": "free",
     }  # fmt: skip
 
 

@@ -7,45 +7,48 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass._mlir.dialects import math
 from cutlass.cute import arch
 
-from ..cute_numbers import EXP2, LOG2E, high, low, unary
+from ..cute_numbers import EXP2, LOG2E, RSQRT, high, low, unary
 from ..cute_streaming import read
+from .layout import DIM
 
+L2_EPS = 1e-6
 RCP = "rcp.approx.ftz.f32 {$w0}, {$r0};"
-STORE_2, STORE_4 = (
-    "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};",
-    "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-)
+STORE_4 = "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 STORE_HALF = "st.global.u16 [{$r0}], {$r1};"
+STORE_RUN = {
+    1: STORE_HALF,
+    2: "st.global.u32 [{$r0}], {$r1};",
+    4: "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};",
+}
 # loads by whether they come before the dependency wait: those stay out of L1, and are told from all others by that
 WORD = {True: "ld.global.L1::no_allocate.u32 $0, [$1];", False: "ld.global.u32 $0, [$1];"}
 FOUR_EARLY = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 # loads that are left out, and give zeros, where the last operand is zero
 WHERE = "{ .reg .pred p; setp.ne.s64 p, "
-ZERO = "mov.u32 $0, 0; "
-ZEROS_2 = ZERO + "mov.u32 $1, 0; "
-ZEROS_4 = ZEROS_2 + "mov.u32 $2, 0; mov.u32 $3, 0; "
+ZEROS = "".join(f"mov.u32 ${word}, 0; " for word in range(4))
+A_ZERO = len(ZEROS) // 4
+KINDS = {2: ("u16", "$0"), 4: ("u32", "$0"), 8: ("v2.u32", "{$0, $1}"), 16: ("v4.u32", "{$0, $1, $2, $3}")}
+"""Bytes of a load to its type and registers."""
+HINTS = {True: ".L1::no_allocate", False: ""}
 MAYBE = {
-    (2, True): WHERE + "$3, 0; " + ZEROS_2 + "@p ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2]; }",
-    (2, False): WHERE + "$3, 0; " + ZEROS_2 + "@p ld.global.v2.u32 {$0, $1}, [$2]; }",
-    (4, True): WHERE + "$5, 0; " + ZEROS_4 + "@p ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4]; }",
-    (4, False): WHERE + "$5, 0; " + ZEROS_4 + "@p ld.global.v4.u32 {$0, $1, $2, $3}, [$4]; }",
-}
-MAYBE_HALF = WHERE + "$2, 0; " + ZERO + "@p ld.global.u16 $0, [$1]; }"
+    (size, early): f"{WHERE}${words + 1}, 0; {ZEROS[: words * A_ZERO]}@p ld.global{hint}.{kind} {registers}, [${words}]; }}"
+    for size, (kind, registers) in KINDS.items() for words in (max(size // 4, 1),) for early, hint in HINTS.items()
+}  # fmt: skip
 MAYBE_STATE = (
-    WHERE + "$6, 0; " + ZEROS_4 + "@p ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {$0, $1, $2, $3}, [$4], $5; }"
+    f"{WHERE}$6, 0; {ZEROS}@p ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {{$0, $1, $2, $3}}, [$4], $5; }}"
 )
 
 
 @cute.jit
-def maybe(address: Int64, WORDS: cutlass.Constexpr, on: cutlass.Boolean, EARLY: cutlass.Constexpr):
-    """Words of one load where ``on`` holds, zeros elsewhere."""
-    return read(MAYBE[WORDS, EARLY], address, WORDS, [Int64(Int32(on))])
+def maybe(address: Int64, BYTES: cutlass.Constexpr, on: cutlass.Boolean, EARLY: cutlass.Constexpr):
+    """Words of one load where ``on`` holds, zeros elsewhere; two bytes are the lower half of a word."""
+    return read(MAYBE[BYTES, EARLY], address, max(BYTES // 4, 1), [Int64(Int32(on))])
 
 
 @cute.jit
 def half(address: Int64, on: cutlass.Boolean):
     """One BF16 value as FP32 where ``on`` holds, zero elsewhere; after the dependency wait."""
-    (word,) = read(MAYBE_HALF, address, 1, [Int64(Int32(on))])
+    (word,) = maybe(address, 2, on, False)
     return low(word)
 
 
@@ -85,9 +88,15 @@ def sigmoid(x: Float32):
 
 
 @cute.jit
-def four(words: list):
-    """Four BF16 values of two words as FP32."""
-    return [low(words[0]), high(words[0]), low(words[1]), high(words[1])]
+def scales(qq: Float32, kk: Float32):
+    """What a query and a key are multiplied by, from their sums of squares."""
+    return unary(RSQRT, qq + Float32(L2_EPS)) * Float32(DIM**-0.5), unary(RSQRT, kk + Float32(L2_EPS))
+
+
+@cute.jit
+def channels_of(words: list, RUN: cutlass.Constexpr):
+    """BF16 values of neighbouring channels as FP32, two a word."""
+    return [high(words[i // 2]) if i % 2 else low(words[i // 2]) for i in range(RUN)]
 
 
 @cute.jit
@@ -101,9 +110,9 @@ def add_lanes(values: list, FIRST: cutlass.Constexpr, END: cutlass.Constexpr):
 
 
 @cute.jit
-def store_pair(address: Int64, words: list):
-    """Two words."""
-    arch.inline_ptx(STORE_2, read_only_args=[address, *words])
+def store_run(address: Int64, words: list, RUN: cutlass.Constexpr):
+    """BF16 values of neighbouring channels."""
+    arch.inline_ptx(STORE_RUN[RUN], read_only_args=[address, *words])
 
 
 @cute.jit
@@ -117,3 +126,11 @@ def slot_of(
     at = cutlass.min(request, SPLIT.requests - 1) * SPLIT.slots + column
     (word,) = read(WORD[EARLY], slots + Int64(at) * 4, 1, [])
     return Int32(word) - 1
+
+
+@cute.jit
+def group_slot(slots: Int64, read_slots: list, first_request: Int32, number: Int32, SPLIT: cutlass.Constexpr):
+    """Entry that the request of a block's step ``number`` reads; ``read_slots``: of all requests of the block."""
+    if cutlass.const_expr(SPLIT.together == 1):
+        return read_slots[0]
+    return slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT)

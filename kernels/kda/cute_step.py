@@ -8,16 +8,11 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..cute_numbers import RSQRT, rounded, unary
+from ..cute_numbers import rounded
 from ..cute_streaming import read
-from .cute_core import (
-    as_floats,
-    load_state,
-    norm_sums,
-    store_state,
-    update,
-)
-from .cute_parts import STORE_HALF, WORD, floats, half, put_run, slot_of
+from .cute_core import load_state, norm_factors, send_squares
+from .cute_forms import at_once, outputs_of, roll_out, rolled, serial
+from .cute_parts import STORE_HALF, WORD, floats, group_slot, half, put_run, slot_of
 from .cute_tokens import (
     convolved,
     copy_taps,
@@ -25,13 +20,14 @@ from .cute_tokens import (
     gate_inputs,
     gate_weights,
     history,
+    history_at,
     keep_window,
     make_decay,
     make_query_and_key,
     taps_of,
     window,
 )
-from .layout import DIM, MOST_STEPS, RANK, TAPS
+from .layout import DIM, RANK, TAPS
 
 
 @cute.jit
@@ -54,22 +50,20 @@ def step(
     if cutlass.const_expr(RELEASE == "entry"):
         arch.griddepcontrol_launch_dependents()
 
-    # all of what the step before this one, or nobody, wrote last: asked for before the dependency wait
+    # all of what the step before this one, or nobody, wrote last: asked for before the dependency wait, slots first
     read_slots = [slot_of(slots, first_request + r, Int32(0), True, SPLIT) for r in range(SPLIT.together)]
-    own = []
+    own, makes = [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number = SPLIT.query(warp, turn)
-        own.append(slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT))
-    makes = []
+        number, share = SPLIT.query(warp, turn)
+        own.append((number, share, group_slot(slots, read_slots, first_request, number, SPLIT)))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, run = SPLIT.value(t, turn)
-        makes.append((number, run, slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT)))
+        makes.append((number, run, group_slot(slots, read_slots, first_request, number, SPLIT)))
     weights = gate_weights(f_b, head, warp, lane, SPLIT)
     biases = gate_biases(dt_bias, head, warp, lane, SPLIT)
     (a_word,) = read(WORD[True], a_log + Int64(head) * 4, 1, [])
-    channel = head * DIM + lane * 4
     copy_taps([conv_q, conv_k, conv_v], head, part, t, memory, SPLIT)
-    value_channel = head * DIM + part * SPLIT.slice_rows + makes[0][1] * 4
+    value_channel = head * DIM + part * SPLIT.slice_rows + makes[0][1] * SPLIT.run
     norms = []
     for turn in cutlass.range_constexpr(SPLIT.turns):
         row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
@@ -85,19 +79,30 @@ def step(
     arch.sync_threads()
     old_queries, old_values = [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number = SPLIT.query(warp, turn)
-        on = (number < SPLIT.steps) & (first_row + number < rows) & (own[turn] >= 0)
-        token = number % SPLIT.tokens
-        old = history(conv_state, own[turn], channel, token, on, SPLIT)
-        old += history(conv_state, own[turn], SPLIT.width + channel, token, on, SPLIT)
-        old_queries.append((number, token, on, old))
+        number, share, slot = own[turn]
+        on = (number < SPLIT.steps) & (first_row + number < rows) & (slot >= 0)
+        token, channel = number % SPLIT.tokens, head * DIM + (share * 32 + lane) * SPLIT.run
+        at = history_at(conv_state, slot, channel, SPLIT) + token * (6 * SPLIT.width)
+        old = history(at, token, on, SPLIT) + history(at + 2 * SPLIT.width, token, on, SPLIT)
+        old_queries.append((number, share, token, on, channel, old))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, run, slot = makes[turn]
         on = (number < SPLIT.steps) & (first_row + number < rows) & (slot >= 0)
         token, column = number % SPLIT.tokens, 2 * SPLIT.width + value_channel
-        old_values.append((number, token, on, column, history(conv_state, slot, column, token, on, SPLIT)))
+        at = history_at(conv_state, slot, column, SPLIT) + token * (6 * SPLIT.width)
+        old_values.append((number, token, on, column, history(at, token, on, SPLIT)))
     there = [(read_slots[r] >= 0) & (first_row + r * SPLIT.tokens < rows) for r in range(SPLIT.together)]
     waiting = [load_state(state, read_slots[r], head, part, t, there[r], SPLIT) for r in range(SPLIT.depth)]
+    # where to, behind all that is waited for; lane s has that of step s
+    number = cutlass.min(lane, SPLIT.steps - 1)
+    own_slot = slot_of(slots, first_request + number // SPLIT.tokens, 1 + number % SPLIT.tokens, True, SPLIT)
+    query_to, value_to = [], []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        number, _, token = old_queries[turn][:3]
+        query_to.append(slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, True, SPLIT))
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        number, token = old_values[turn][:2]
+        value_to.append(slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, True, SPLIT))
     arch.griddepcontrol_wait()
 
     live = Int32(0)
@@ -106,14 +111,16 @@ def step(
     fa = gate_inputs(proj, first_row, lane, live, SPLIT)
     windows_q, windows_k, betas, windows_v = [], [], [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number, token, on, old = old_queries[turn]
+        number, _, token, on, channel, old = old_queries[turn]
         row, half_way = first_row + number, len(old) // 2
-        windows_q.append(window(old[:half_way], proj, row, channel, token, on, SPLIT))
-        windows_k.append(window(old[half_way:], proj, row, SPLIT.width + channel, token, on, SPLIT))
+        at = proj + (Int64(row) * SPLIT.columns + channel) * 2
+        windows_q.append(window(old[:half_way], at, token, on, SPLIT))
+        windows_k.append(window(old[half_way:], at + 2 * SPLIT.width, token, on, SPLIT))
         betas.append(half(proj + (Int64(row) * SPLIT.columns + 4 * SPLIT.width + RANK + head) * 2, on))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, token, on, column, old = old_values[turn]
-        windows_v.append(window(old, proj, first_row + number, column, token, on, SPLIT))
+        at = proj + (Int64(first_row + number) * SPLIT.columns + column) * 2
+        windows_v.append(window(old, at, token, on, SPLIT))
     mine = t % SPLIT.lanes
     writes = (mine < SPLIT.steps) & (first_row + mine < rows)
     shows = (live >> mine) & 1 != 0
@@ -126,74 +133,58 @@ def step(
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 
-    vectors = floats(memory, 0, SPLIT.steps * 3 * DIM, 4)
-    values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 4)
-    scalars = floats(memory, SPLIT.scalars_at, 2 * MOST_STEPS, 2)
+    values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, SPLIT.run)
     taps = floats(memory, SPLIT.taps_at, SPLIT.channels * TAPS, TAPS)
-    make_decay(weights, biases, a_word, fa, warp, lane, floats(memory, 0, SPLIT.steps * 3 * DIM, 1), BOUND, SPLIT)
+    make_decay(weights, biases, a_word, fa, warp, lane, memory, BOUND, SPLIT)
+    if cutlass.const_expr(SPLIT.parts > 1):
+        arch.cluster_wait()
     arch.cp_async_commit_group()
     arch.cp_async_wait_group(0)
     arch.sync_threads()
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number = old_queries[turn][0]
+        number, share = old_queries[turn][:2]
         if number < SPLIT.steps:
-            make_query_and_key(
-                windows_q[turn], windows_k[turn], taps, betas[turn], number, lane, vectors, scalars, SPLIT
-            )
+            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, share, lane, memory, SPLIT)
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, run, _ = makes[turn]
         if number < SPLIT.steps:
             put_run(
                 values,
-                number * SPLIT.slice_quads + run,
-                convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * 4, SPLIT)),
+                number * SPLIT.slice_runs + run,
+                convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * SPLIT.run, SPLIT), SPLIT),
             )
-    # of no use before, and registers are free only now; lane s has that of step s
-    number = cutlass.min(lane, SPLIT.steps - 1)
-    own_slot = slot_of(
-        slots, first_request + number // SPLIT.tokens, 1 + number % SPLIT.tokens, False, SPLIT
-    )  # fmt: skip
     windows = []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number, token, on, _ = old_queries[turn]
-        to = slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, False, SPLIT)
-        windows.append((to, channel, windows_q[turn], on, True))
-        windows.append((to, SPLIT.width + channel, windows_k[turn], on, True))
+        on, at = old_queries[turn][3] & (query_to[turn] >= 0), old_queries[turn][4]
+        at = history_at(conv_states, query_to[turn], at, SPLIT)
+        windows += [(at, windows_q[turn], on, True), (at + 2 * SPLIT.width, windows_k[turn], on, True)]
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, token, on, column, _ = old_values[turn]
-        to = slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, False, SPLIT)
-        windows.append((to, column, windows_v[turn], on, False))
+        on = old_values[turn][2] & (value_to[turn] >= 0)
+        at = history_at(conv_states, value_to[turn], old_values[turn][3], SPLIT)
+        windows.append((at, windows_v[turn], on, False))
     arch.sync_threads()
 
-    outputs = []
-    flat_values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, 1)
-    current = []
-    for s in cutlass.range_constexpr(SPLIT.steps):
-        r = s // SPLIT.tokens
-        if cutlass.const_expr(s % SPLIT.tokens == 0):
-            current = as_floats(waiting[r])
-            if cutlass.const_expr(r + SPLIT.depth < SPLIT.together):
-                n = r + SPLIT.depth
-                waiting.append(load_state(state, read_slots[n], head, part, t, there[n], SPLIT))
-        current, outs = update(current, vectors, flat_values, scalars, t, s, SPLIT)
-        outputs.append(outs)
-        to = arch.shuffle_sync(own_slot, s) if cutlass.const_expr(SPLIT.steps > 1) else own_slot
-        if ((live >> s) & 1 != 0) & (to >= 0):
-            store_state(states, to, head, part, t, current, SPLIT)
-
-    total, factors = norm_sums(outputs, norms, gates, memory, arrived, part, warp, lane, SPLIT)
-    scale = unary(RSQRT, total * Float32(1.0 / DIM) + Float32(EPS))
+    place = (own_slot, live, head, part, t, memory)
+    dealt = []
+    if cutlass.const_expr(SPLIT.form == "serial"):
+        kept = serial(waiting, state, states, read_slots, there, *place, SPLIT)
+    elif cutlass.const_expr(SPLIT.form == "rolled"):
+        kept = rolled(waiting[0], states, *place, SPLIT)
+    else:
+        dealt = at_once(waiting[0], memory, t, SPLIT)
+        kept = outputs_of(dealt, lane, SPLIT)
+    send_squares(kept, memory, arrived, part, warp, lane, SPLIT)
+    if cutlass.const_expr(SPLIT.form == "wy"):
+        roll_out(waiting[0], dealt, states, *place, SPLIT)
+    scale, factors = norm_factors(norms, gates, memory, arrived, lane, EPS, SPLIT)
     for turn in cutlass.range_constexpr(SPLIT.turns):
-        value = outputs[0][turn]
-        for s in cutlass.range_constexpr(1, SPLIT.steps):
-            value = outputs[s][turn] if mine == s else value
-        value = value * scale * factors[turn]
+        value = kept[turn] * scale * factors[turn]
         if writes:
             column = head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
             to_row = out + (Int64(first_row + mine) * SPLIT.width + column) * 2
             arch.inline_ptx(STORE_HALF, read_only_args=[to_row, rounded(value, Float32(0.0))])
-    for to, column, words, on, shared in windows:
-        keep_window(conv_states, to, column, words, on, shared, part, SPLIT)
+    for at, words, on, shared in windows:
+        keep_window(at, words, on, shared, part, SPLIT)
 
 
 @cute.kernel

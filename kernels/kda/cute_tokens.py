@@ -10,12 +10,23 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
-from ..cute_numbers import EXP2, LOG2E, RSQRT, as_float, low, rounded, sum_lanes, unary
+from ..cute_numbers import EXP2, LOG2E, as_float, low, rounded, sum_lanes, unary
 from ..cute_streaming import MMA, read
-from .cute_parts import FOUR_EARLY, WORD, fma, four, maybe, put_run, run_of, sigmoid, store_pair
-from .layout import DIM, GATE_TILES, RANK, TAPS
+from .cute_parts import (
+    FOUR_EARLY,
+    WORD,
+    channels_of,
+    floats,
+    fma,
+    maybe,
+    put_run,
+    run_of,
+    scales,
+    sigmoid,
+    store_run,
+)
+from .layout import DIM, GATE_TILES, MOST_STEPS, RANK, TAPS
 
-L2_EPS = 1e-6
 COPY = "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;"
 
 
@@ -36,47 +47,51 @@ def copy_taps(convs: list, head: Int32, part: Int32, t: Int32, memory: cute.Poin
 
 @cute.jit
 def taps_of(taps: cute.Tensor, first: Int32, SPLIT: cutlass.Constexpr):
-    """Of four neighbouring channels of a block's, four a channel; ``first``: queries from 0 on, keys from 128, values from 256."""
+    """Of a run of a block's channels, four a channel; ``first``: queries from 0 on, keys from 128, values from 256."""
     found = []
-    for i in cutlass.range_constexpr(4):
+    for i in cutlass.range_constexpr(SPLIT.run):
         found += run_of(taps, SPLIT.tap_place(first + i), TAPS)
     return found
 
 
 @cute.jit
-def history(conv_state: Int64, slot: Int32, column: Int32, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
-    """Raw rows before the step in a token's window, two words each; zeros where the window has none."""
+def history_at(cache: Int64, slot: Int32, column: Int32, SPLIT: cutlass.Constexpr):
+    """Address of a column in the oldest raw row of a slot."""
+    return cache + (Int64(slot) * ((TAPS - 1) * 3 * SPLIT.width) + column) * 2
+
+
+@cute.jit
+def history(at: Int64, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
+    """Raw rows before the step in a token's window, a run of each, the oldest at ``at``; zeros where the window has none."""
     words = []
     for j in cutlass.range_constexpr(TAPS - 1):
-        at = conv_state + ((Int64(slot) * (TAPS - 1) + token + j) * (3 * SPLIT.width) + column) * 2
-        words += maybe(at, 2, on & (token + j < TAPS - 1), True)
+        words += maybe(at + j * (6 * SPLIT.width), 2 * SPLIT.run, on & (token + j < TAPS - 1), True)
     return words
 
 
 @cute.jit
-def window(
-    old: list, proj: Int64, row: Int32, column: Int32, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr
-):
-    """The whole window of a token, two words a row, oldest first."""
-    words = []
+def window(old: list, newest: Int64, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
+    """The whole window of a token, a run of each row, oldest first; its own projection is at ``newest``."""
+    words, size, a_row = [], 2 * SPLIT.run, len(old) // (TAPS - 1)
     for j in cutlass.range_constexpr(TAPS):
-        at = proj + (Int64(row + (j + 1 - TAPS)) * SPLIT.columns + column) * 2
+        at = newest + (j + 1 - TAPS) * (2 * SPLIT.columns)
         if cutlass.const_expr(j == TAPS - 1):
-            words += maybe(at, 2, on, False)
+            words += maybe(at, size, on, False)
         elif cutlass.const_expr(SPLIT.tokens > 1):
-            new = maybe(at, 2, on & (token + j >= TAPS - 1), False)
-            words += [old[2 * j] | new[0], old[2 * j + 1] | new[1]]
+            new = maybe(at, size, on & (token + j >= TAPS - 1), False)
+            words += [before | now for before, now in zip(old[a_row * j : a_row * (j + 1)], new, strict=True)]
         else:
-            words += old[2 * j : 2 * j + 2]
+            words += old[a_row * j : a_row * (j + 1)]
     return words
 
 
 @cute.jit
-def convolved(words: list, taps: list):
-    """SiLU of the convolution of four channels."""
-    rows = [four(words[2 * j : 2 * j + 2]) for j in range(TAPS)]
+def convolved(words: list, taps: list, SPLIT: cutlass.Constexpr):
+    """SiLU of the convolution of a run of channels."""
+    a_row = len(words) // TAPS
+    rows = [channels_of(words[a_row * j : a_row * (j + 1)], SPLIT.run) for j in range(TAPS)]
     made = []
-    for i in cutlass.range_constexpr(4):
+    for i in cutlass.range_constexpr(SPLIT.run):
         value = rows[0][i] * taps[i * TAPS]
         for j in cutlass.range_constexpr(1, TAPS):
             value = fma(rows[j][i], taps[i * TAPS + j], value)
@@ -86,39 +101,52 @@ def convolved(words: list, taps: list):
 
 @cute.jit
 def keep_window(
-    conv_states: Int64, slot: Int32, column: Int32, words: list, on: cutlass.Boolean, SHARED: cutlass.Constexpr,
-    part: Int32, SPLIT: cutlass.Constexpr,
+    at: Int64, words: list, on: cutlass.Boolean, SHARED: cutlass.Constexpr, part: Int32, SPLIT: cutlass.Constexpr
 ):  # fmt: skip
-    """The last three raw rows of a window, to the slot written after the token. ``SHARED``: all blocks of the head have
-    these columns, each writes rows of its own.
+    """The last three raw rows of a window, the oldest to ``at``. ``SHARED``: all blocks of the head have these columns, each
+    writes rows of its own.
     """
+    a_row = len(words) // TAPS
     for j in cutlass.range_constexpr(TAPS - 1):
-        mine = on & (slot >= 0)
+        mine = on
         if cutlass.const_expr(SHARED and SPLIT.parts > 1):
             mine = mine & (part == j % SPLIT.parts)
         if mine:
-            at = conv_states + ((Int64(slot) * (TAPS - 1) + j) * (3 * SPLIT.width) + column) * 2
-            store_pair(at, words[2 * (j + 1) : 2 * (j + 1) + 2])
+            store_run(at + j * (6 * SPLIT.width), words[a_row * (j + 1) : a_row * (j + 2)], SPLIT.run)
 
 
 @cute.jit
 def make_query_and_key(
-    query: list, key: list, taps: cute.Tensor, beta_raw: Float32, step: Int32, lane: Int32, vectors: cute.Tensor,
-    scalars: cute.Tensor, SPLIT: cutlass.Constexpr,
+    query: list, key: list, taps: cute.Tensor, beta_raw: Float32, step: Int32, share: Int32, lane: Int32,
+    memory: cute.Pointer, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """Normalised query and key of a step, its beta and key . query, into shared memory; by one warp."""
-    q = convolved(query, taps_of(taps, lane * 4, SPLIT))
-    k = convolved(key, taps_of(taps, DIM + lane * 4, SPLIT))
-    squares = [q[0] * q[0], k[0] * k[0], q[0] * k[0]]
-    for i in cutlass.range_constexpr(1, 4):
-        squares = [fma(q[i], q[i], squares[0]), fma(k[i], k[i], squares[1]), fma(q[i], k[i], squares[2])]
-    qq, kk, qk = sum_lanes(squares)
-    q_scale = unary(RSQRT, qq + Float32(L2_EPS)) * Float32(DIM**-0.5)
-    k_scale = unary(RSQRT, kk + Float32(L2_EPS))
-    put_run(vectors, (step * 3 + 1) * (DIM // 4) + lane, [one * k_scale for one in k])
-    put_run(vectors, (step * 3 + 2) * (DIM // 4) + lane, [one * q_scale for one in q])
-    if lane == 0:
-        put_run(scalars, step, [sigmoid(beta_raw), qk * q_scale * k_scale])
+    """A step's query and key and its beta into shared memory: by one warp, normalised, and key . query with them;
+    or, by several warps, as they are, for the norms are of no use before the sums with the state (:func:`.cute_core.update`).
+    """
+    first = (share * 32 + lane) * SPLIT.run
+    q = convolved(query, taps_of(taps, first, SPLIT), SPLIT)
+    k = convolved(key, taps_of(taps, DIM + first, SPLIT), SPLIT)
+    kq = Float32(0.0)
+    if cutlass.const_expr(SPLIT.spread == 1):
+        sums = [q[0] * q[0], k[0] * k[0], q[0] * k[0]]
+        for i in cutlass.range_constexpr(1, 4):
+            sums = [fma(q[i], q[i], sums[0]), fma(k[i], k[i], sums[1]), fma(q[i], k[i], sums[2])]
+        qq, kk, qk = sum_lanes(sums)
+        q_scale, k_scale = scales(qq, kk)
+        kq = qk * q_scale * k_scale
+        k, q = [one * k_scale for one in k], [one * q_scale for one in q]
+    vectors = floats(memory, 0, SPLIT.steps * SPLIT.vectors * DIM, SPLIT.run)
+    a_vector = DIM // SPLIT.run
+    place = step * SPLIT.vectors * a_vector + share * 32 + lane
+    put_run(vectors, place + a_vector, k)
+    if cutlass.const_expr(SPLIT.form == "wy"):
+        over, under = run_of(vectors, place + 3 * a_vector, 4), run_of(vectors, place + 4 * a_vector, 4)
+        q = [q[i] * over[i] for i in range(4)]
+        put_run(vectors, place + 3 * a_vector, [k[i] * over[i] for i in range(4)])
+        put_run(vectors, place + 4 * a_vector, [k[i] * under[i] for i in range(4)])
+    put_run(vectors, place + 2 * a_vector, q)
+    if (lane == 0) & (share == 0):
+        put_run(floats(memory, SPLIT.scalars_at, 2 * MOST_STEPS, 2), step, [sigmoid(beta_raw), kq])
 
 
 @cute.jit
@@ -134,7 +162,7 @@ def gate_weights(f_b: Int64, head: Int32, warp: Int32, lane: Int32, SPLIT: cutla
                 if cutlass.const_expr(SPLIT.warps <= GATE_TILES):
                     words += read(FOUR_EARLY, at, 4, [])
                 else:
-                    words += maybe(at, 4, tile < GATE_TILES, True)
+                    words += maybe(at, 16, tile < GATE_TILES, True)
     return words
 
 
@@ -151,15 +179,28 @@ def gate_biases(dt_bias: Int64, head: Int32, warp: Int32, lane: Int32, SPLIT: cu
 
 
 @cute.jit
+def up_to(logs: list, lane: Int32):
+    """Two steps' logarithms, four lanes with two each, plus those of all steps before."""
+    total = logs[0] + logs[1]
+    for by in cutlass.range_constexpr(1, 3):
+        other = arch.shuffle_sync(total, lane - by)
+        total = total + other if lane % 4 >= by else total
+    before = arch.shuffle_sync(total, lane - 1)
+    before = before if lane % 4 > 0 else Float32(0.0)
+    return [before + logs[0], before + logs[0] + logs[1]]
+
+
+@cute.jit
 def make_decay(
-    weights: list, biases: list, a_log: Uint32, fa: list, warp: Int32, lane: Int32, decays: cute.Tensor,
+    weights: list, biases: list, a_log: Uint32, fa: list, warp: Int32, lane: Int32, memory: cute.Pointer,
     BOUND: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """Decay of each key and step, into shared memory: MMAs with weights as rows and steps as columns.
 
     The gate is rounded to BF16, as the projection of the twin is. A sum's order: two MMAs for each 32 columns of the rank,
-    the four sums in pairs.
+    the four sums in pairs. Form ``wy`` has the product of all decays so far too, and one over it.
     """
+    decays = floats(memory, 0, SPLIT.steps * SPLIT.vectors * DIM, 1)
     scale = unary(EXP2, as_float(a_log) * Float32(LOG2E))
     for turn in cutlass.range_constexpr(SPLIT.gate_turns):
         sums = []
@@ -173,15 +214,25 @@ def make_decay(
                 acc = list(arch.inline_ptx(MMA, write_only_types=[Float32] * 4, read_only_args=args))
             sums.append(acc)
         tile = warp + turn * SPLIT.warps
+        logs = []
         for e in cutlass.range_constexpr(4):
             step, key = lane % 4 * 2 + e % 2, tile * 16 + e // 2 * 8 + lane // 4
             total = (sums[0][e] + sums[1][e]) + (sums[2][e] + sums[3][e])
             gate = low(rounded(total, Float32(0.0)))
             share = sigmoid(scale * (gate + as_float(biases[2 * turn + e // 2])))
-            decay = unary(EXP2, share * Float32(BOUND * LOG2E))
+            logs.append(share * Float32(BOUND * LOG2E))
             if cutlass.const_expr(e % 2 < SPLIT.steps):  # noqa: SIM102
                 if (step < SPLIT.steps) & (tile < GATE_TILES):
-                    decays[step * (3 * DIM) + key, 0] = decay
+                    decays[step * (SPLIT.vectors * DIM) + key, 0] = unary(EXP2, logs[e])
+        if cutlass.const_expr(SPLIT.form == "wy"):
+            for upper in cutlass.range_constexpr(2):
+                so_far = up_to(logs[2 * upper : 2 * upper + 2], lane)
+                for odd in cutlass.range_constexpr(2):
+                    step, key = lane % 4 * 2 + odd, tile * 16 + upper * 8 + lane // 4
+                    if (step < SPLIT.steps) & (tile < GATE_TILES):
+                        at = (step * SPLIT.vectors + 3) * DIM + key
+                        decays[at, 0] = unary(EXP2, so_far[odd])
+                        decays[at + DIM, 0] = unary(EXP2, Float32(0.0) - so_far[odd])
 
 
 @cute.jit
@@ -192,5 +243,5 @@ def gate_inputs(proj: Int64, first_row: Int32, lane: Int32, live: Int32, SPLIT: 
     words = []
     for chunk in cutlass.range_constexpr(RANK // 32):
         column = 4 * SPLIT.width + chunk * 32 + lane % 4 * 8
-        words += maybe(proj + (Int64(first_row + step) * SPLIT.columns + column) * 2, 4, on, False)
+        words += maybe(proj + (Int64(first_row + step) * SPLIT.columns + column) * 2, 16, on, False)
     return words

@@ -14,8 +14,8 @@ MOST_STEPS = 8
 """Steps a block: the columns of one MMA of the gate projection."""
 GATE_TILES = DIM // 16
 """Tiles of 16 gate rows a head."""
-VECTORS = 3
-"""Vectors a step that all rows of a state share: decay, key, query."""
+VECTORS = {"serial": 3, "rolled": 3, "wy": 5}
+"""Form to vectors a step that all rows of a state share: decay, key, query; key times and over all decays so far."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,10 @@ class Split:
     """Lanes that share a row of the state."""
     depth: int
     """States of requests in flight before the first is used."""
+    run: int = 4
+    """Neighbouring channels that a thread convolves."""
+    form: str = "serial"
+    """``serial``, ``rolled`` or ``wy``: see :mod:`.cute_forms`."""
 
     @property
     def threads(self) -> int:
@@ -102,30 +106,65 @@ class Split:
         """Number of a run of four keys: neighbouring lanes have neighbouring runs."""
         return index * self.lanes + thread % self.lanes
 
+    @property
+    def vectors(self) -> int:
+        """A step, in shared memory."""
+        return VECTORS[self.form]
+
+    # -- all tokens of a request at once
+    @property
+    def lanes_a_sum(self) -> int:
+        """Of a row: keys' sums first, then queries', two times ``padded_steps``."""
+        return self.lanes // (2 * self.padded_steps)
+
+    def dealt(self, lane):
+        """(0: the key's, 1: the query's sum, step) of what a lane is dealt."""
+        number = lane % self.lanes // self.lanes_a_sum
+        return number // self.padded_steps, number % self.padded_steps
+
+    def holder(self, lane, kind, step):
+        """First lane of ``lane``'s row that is dealt this."""
+        return lane // self.lanes * self.lanes + (kind * self.padded_steps + step) * self.lanes_a_sum
+
+    @property
+    def key_turns(self) -> int:
+        """Keys over their decays that the lanes of a row take as further rows."""
+        return -(-self.steps * self.lanes // self.threads)
+
+    def key_row(self, thread, turn):
+        """Step whose key that is; those from ``steps`` on are none."""
+        return thread // self.lanes + turn * (self.threads // self.lanes)
+
     # -- what is made of a token's projections
     @property
-    def query_turns(self) -> int:
-        """Steps a warp makes queries and keys of."""
-        return -(-self.steps // self.warps)
-
-    def query(self, warp, turn):
-        """Step whose query and key a warp makes: of 16 warps those begin that have no gate rows."""
-        return (warp + max(self.warps - GATE_TILES, 0)) % self.warps + turn * self.warps
+    def spread(self) -> int:
+        """Warps that share a step's query and key."""
+        return 4 // self.run
 
     @property
-    def slice_quads(self) -> int:
-        """Runs of four values of the block's slice."""
-        return self.slice_rows // 4
+    def query_turns(self) -> int:
+        """Shares of a query and a key that a warp makes."""
+        return -(-self.steps * self.spread // self.warps)
+
+    def query(self, warp, turn):
+        """(step, which of its shares) whose query and key a warp makes: of 16 warps those begin that have no gate rows."""
+        index = (warp + max(self.warps - GATE_TILES, 0)) % self.warps + turn * self.warps
+        return index // self.spread, index % self.spread
+
+    @property
+    def slice_runs(self) -> int:
+        """Runs of values of the block's slice."""
+        return self.slice_rows // self.run
 
     @property
     def value_turns(self) -> int:
-        """Runs of four values a thread makes."""
-        return -(-self.steps * self.slice_quads // self.threads)
+        """Runs of values a thread makes."""
+        return -(-self.steps * self.slice_runs // self.threads)
 
     def value(self, thread, turn):
-        """(step, run of four values): the last warps first, since the first ones make queries and keys."""
+        """(step, run of values): the last warps first, since the first ones make queries and keys."""
         index = turn * self.threads + self.threads - 1 - thread
-        return index // self.slice_quads, index % self.slice_quads
+        return index // self.slice_runs, index % self.slice_runs
 
     @property
     def gate_turns(self) -> int:
@@ -152,7 +191,7 @@ class Split:
     @property
     def values_at(self) -> int:
         """Behind the vectors: values [steps][slice_rows]."""
-        return self.steps * VECTORS * DIM * 4
+        return self.steps * self.vectors * DIM * 4
 
     @property
     def scalars_at(self) -> int:
@@ -160,9 +199,14 @@ class Split:
         return self.values_at + self.steps * self.slice_rows * 4
 
     @property
+    def factors_at(self) -> int:
+        """Of all tokens at once: what a token's u and output have of the u of others [2][padded_steps][padded_steps]."""
+        return self.scalars_at + 2 * MOST_STEPS * 4
+
+    @property
     def sums_at(self) -> int:
         """Sums of squares [warps][padded_steps]."""
-        return self.scalars_at + 2 * MOST_STEPS * 4
+        return self.factors_at + (8 * self.padded_steps**2 if self.form == "wy" else 0)
 
     @property
     def pushed_at(self) -> int:

@@ -187,3 +187,17 @@ def expected_in_place(
         elif (to := int(slots[request, 1 + token])) > 0:
             history[to - 1], state[to - 1] = wanted["conv_states"][row].to(torch.bfloat16), wanted["states"][row]
     return out, history, state
+
+
+def exact(one: Kda, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """States after every token in FP64."""
+    from k3lab.kernels.kda.family import WEIGHTS
+    from k3lab.kernels.kda.twin import KdaWeights, kda
+
+    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+    read = inputs["slots"][:, 0].long() - 1
+    _, _, states = kda(
+        wide["proj"], KdaWeights(**{name: wide[name] for name in WEIGHTS}), wide["conv_state"][read], wide["state"][read],
+        q_len=one.q_len, lower_bound=one.lower_bound, eps=one.eps,
+    )  # fmt: skip
+    return states.flatten(0, 1)

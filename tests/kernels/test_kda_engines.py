@@ -14,6 +14,7 @@ import torch
 from k3lab.kernels import K3, SMALL_K3
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.kda import cute_engine
+from k3lab.kernels.kda.common import TENSORS
 from k3lab.kernels.kda.layout import DIM, GATE_TILES, MOST_STEPS, Split
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
@@ -79,6 +80,10 @@ def test_defaults_fill_an_h200_in_one_wave():
         (8, "plain", {"parts": 16, "warps": 16, "lanes": 8}, "do not share out the rows of 16 parts"),
         (8, "plain", {"together": 4, "depth": 2, "release": "loads"}, "no last load before the stores"),
         (8, "plain", {"parts": 1, "warps": 4, "lanes": 8}, "exceed a thread's registers"),
+        (8, "plain", {"together": 4, "run": 1}, "runs of 1 channels take more warps"),
+        (8, "verify8", {"form": "wy", "lanes": 8, "parts": 4}, "8 are too few"),
+        (2, "verify2", {"form": "wy", "run": 2}, "normalised keys"),
+        (8, "plain", {"form": "wy"}, "form"),
     ],
 )
 def test_illegal_configs_are_explained(rows, kind, change, why):
@@ -138,15 +143,16 @@ def test_every_element_of_a_slice_is_in_one_register():
 def test_every_query_key_value_and_gate_row_is_made_once():
     for split in splits():
         queries = Counter(
-            number for warp in range(split.warps) for turn in range(split.query_turns)
-            if (number := split.query(warp, turn)) < split.steps
+            share for warp in range(split.warps) for turn in range(split.query_turns)
+            if (share := split.query(warp, turn))[0] < split.steps
         )  # fmt: skip
-        assert queries == Counter(range(split.steps))
+        assert queries == Counter((s, share) for s in range(split.steps) for share in range(split.spread))
+        assert split.spread * 32 * split.run == DIM
         values = Counter(
             place for t in range(split.threads) for turn in range(split.value_turns)
             if (place := split.value(t, turn))[0] < split.steps
         )  # fmt: skip
-        assert values == Counter((s, run) for s in range(split.steps) for run in range(split.slice_quads))
+        assert values == Counter((s, run) for s in range(split.steps) for run in range(split.slice_runs))
         # a thread's runs are of the same channels in every turn
         assert all(
             len({split.value(t, turn)[1] for turn in range(split.value_turns)}) == 1 for t in range(split.threads)
@@ -155,10 +161,33 @@ def test_every_query_key_value_and_gate_row_is_made_once():
         assert [tile for tile in sorted(tiles) if tile < GATE_TILES] == list(range(GATE_TILES))
 
 
+def test_sums_of_all_tokens_are_dealt_to_one_place_of_each_row_each():
+    """Lanes as the halving butterfly leaves them, and keys over their decays as rows behind those of the state."""
+    seen = 0
+    for split in splits():
+        if split.form != "wy":
+            continue
+        seen += 1
+        for lane in range(32):
+            first = lane // split.lanes * split.lanes
+            for kind, step in itertools.product(range(2), range(split.padded_steps)):
+                holder = split.holder(lane, kind, step)
+                assert first <= holder < first + split.lanes and split.dealt(holder) == (kind, step)
+        assert Counter(split.dealt(lane) for lane in range(split.lanes)) == Counter(
+            {(kind, step): split.lanes_a_sum for kind in range(2) for step in range(split.padded_steps)}
+        )
+        rows = [split.key_row(t, turn) for t in range(split.threads) for turn in range(split.key_turns)]
+        assert {row: rows.count(row) for row in rows if row < split.steps} == dict.fromkeys(
+            range(split.steps), split.lanes
+        )
+    assert seen > 2
+
+
 def test_shared_memory_is_laid_out_without_overlap_and_taps_meet_no_bank_twice():
     for split in splits():
         sizes = [
-            (0, split.steps * 3 * DIM * 4), (split.values_at, split.steps * split.slice_rows * 4), (split.scalars_at, 2 * MOST_STEPS * 4),
+            (0, split.steps * split.vectors * DIM * 4), (split.values_at, split.steps * split.slice_rows * 4), (split.scalars_at, 2 * MOST_STEPS * 4),
+            (split.factors_at, 8 * split.padded_steps**2 if split.form == "wy" else 0),
             (split.sums_at, split.warps * split.padded_steps * 4), (split.pushed_at, split.parts * split.padded_steps * 4),
             (split.taps_at, 16 * split.channels), (split.barrier_at, 16),
         ]  # fmt: skip
@@ -208,10 +237,14 @@ def test_machine_code(arch, rows, kind):
         )
         assert release_fault(code, EARLY, chosen["release"]) is None, chosen
         stores = places(code, r"STG\.E\.128")
-        assert len(stores) == split.steps * split.turns * split.quads, "a state a step, stored once"
+        bodies = split.steps if split.form == "serial" else min(2 + split.steps % 2, split.steps)
+        assert len(stores) == bodies * split.turns * split.quads, "a state a step, stored once"
         if split.parts > 1:
             exchanged = places(code, r"SYNCS\.PHASECHK.*")[0]
-            assert places(code, r"STG\.E\.64")[0] > exchanged, "history is overwritten after all blocks have read"
+            raw = places(code, {4: r"STG\.E\.64", 2: r"STG\.E", 1: r"STG\.E\.U16"}[split.run])
+            assert len(raw) >= 9 and raw[-9] > exchanged, "history is overwritten after all blocks have read"
+            met = places(code, r"UCGABAR_WAIT")[0]
+            assert places(code, WAIT)[0] < met < places(code, r"SHFL\..*")[-1] and met < stores[0]
         assert stores[0] > places(code, WAIT)[0]
         assert not places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")
 
@@ -222,6 +255,29 @@ def test_machine_code_of_one_request_is_short():
     assert found.registers <= 128, "two blocks an SM, or one beside its neighbours in the chain"
     assert found.instructions["HMMA"] == 8 and found.instructions["STAS"] == 1
     assert sum(found.instructions.values()) < 900
+    code = order(launch.cubin)
+    where = f"c[0x0][{0x210 + 8 * TENSORS.index('slots'):#x}]"
+    slots = next(one.operands.split(",")[0] for one in code if one.mnemonic == "LDC.64" and where in one.operands)
+    first = code[places(code, r"LDG\..*")[0]]
+    assert f"[{slots}.64]" in first.operands, "a slot first: states and histories wait for it"
+    (launch,) = ENGINE.compile(problem(1), config(problem(1), run=1), "sm_90a").launches
+    spread = kernel_resources(launch)
+    assert sum(spread.instructions.values()) < sum(found.instructions.values()) - 100 and spread.registers <= 128
+
+
+def test_machine_code_of_several_tokens_is_shorter_in_a_loop():
+    one, sizes = problem(8, "verify8"), {}
+    for form in ("serial", "rolled", "wy"):
+        (launch,) = ENGINE.compile(one, config(one, form=form), "sm_90a").launches
+        found = kernel_resources(launch)
+        assert found.spill_instructions == 0, form
+        sizes[form] = sum(found.instructions.values())
+        sums = places(order(launch.cubin), r"SHFL\.BFLY.*")
+        assert len(sums) < {"serial": 100, "rolled": 48, "wy": 64}[form]
+        if form == "wy":
+            sent, stored = places(order(launch.cubin), r"STAS\..*")[0], places(order(launch.cubin), r"STG\.E\.128")
+            assert stored[0] > sent, "states are stored while the sums are on their way"
+    assert sizes["rolled"] < sizes["wy"] < sizes["serial"]
 
 
 # -- the declared contract ----------------------------------------------------------------------

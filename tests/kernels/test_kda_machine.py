@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .kda_case import FAMILY, READ_EARLY, check, expected_in_place, pool, problem, run
+from .kda_case import FAMILY, READ_EARLY, check, exact, expected_in_place, pool, problem, run
 
-FEW = {"parts": 8, "together": 1, "warps": 8, "lanes": 16, "depth": 1, "release": "loads"}
-WIDE = {"parts": 4, "together": 1, "warps": 8, "lanes": 8, "depth": 1, "release": "end"}
-MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release": "entry"}
+FEW = {"parts": 8, "together": 1, "warps": 8, "lanes": 16, "depth": 1, "release": "loads", "run": 4, "form": "serial"}
+WIDE = {"parts": 4, "together": 1, "warps": 8, "lanes": 8, "depth": 1, "release": "end", "run": 4, "form": "serial"}
+MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release": "entry", "run": 4, "form": "serial"}
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,14 @@ MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release"
         (4, 4, "plain", 1, {**FEW, "together": 4, "warps": 4, "lanes": 8, "depth": 4}),
         (8, 8, "verify8", 2, FEW),
         (8, 5, "verify8", 1, WIDE),
-        (4, 3, "verify2", 1, WIDE),
-        (6, 6, "verify6", 1, {**WIDE, "parts": 16, "warps": 4, "lanes": 16}),
+        # queries and keys over several warps
+        (1, 1, "plain", 2, {**WIDE, "run": 1}),
+        (2, 2, "plain", 1, {**FEW, "together": 2, "depth": 2, "run": 1}),
+        (4, 3, "verify4", 1, {**FEW, "run": 2}),
+        # all tokens at once: sums of 16 over 16 lanes, of 16 over 32, of 4 over 8
+        (8, 8, "verify8", 1, {**FEW, "form": "wy"}),
+        (6, 6, "verify6", 1, {**WIDE, "parts": 16, "warps": 4, "lanes": 32, "form": "wy"}),
+        (4, 3, "verify2", 1, {**WIDE, "form": "wy"}),
     ],
 )
 def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
@@ -39,11 +45,11 @@ def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
     [
         # request 1 is padding; request 2 leaves nothing; its neighbours read and write one slot each
         (4, 4, "plain", [[2, 2], [0, 4], [5, 0], [3, 3]], MANY),
-        (2, 2, "plain", [[3, 3], [1, 1]], FEW),
+        (2, 2, "plain", [[3, 3], [1, 1]], {**FEW, "run": 1}),
         # one of the slots written is the one read: not before all of its history has been read
         (8, 8, "verify8", [[3, 1, 2, 3, 4, 5, 6, 7, 8]], FEW),
-        (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], WIDE),
-        (3, 3, "verify3", [[1, 1, 2, 3]], {**FEW, "parts": 1, "lanes": 8}),
+        (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], {**FEW, "form": "wy"}),
+        (3, 3, "verify3", [[1, 1, 2, 3]], {**WIDE, "parts": 2, "form": "wy"}),
         (4, 4, "verify4", [[-7, 1, 2, 3, 4]], WIDE),
     ],
 )
@@ -78,6 +84,29 @@ def test_verify_leaves_the_bits_of_single_steps(monkeypatch):
         assert torch.equal(done.get("out")[0].view(torch.int16), whole.get("out")[token].view(torch.int16))
     assert torch.equal(cache["state"], whole.get("states"))
     assert torch.equal(cache["conv_state"].view(torch.int16), whole.get("conv_states").view(torch.int16))
+
+
+def test_a_loop_of_one_body_leaves_the_bits_of_all_tokens_written_out(monkeypatch):
+    one = problem(3, "verify3", heads=1)
+    written_out, rolled = (run(one, monkeypatch, **{**WIDE, "form": form}) for form in ("serial", "rolled"))
+    for name in FAMILY.output_specs(one):
+        found, wanted = (done.get(name).contiguous().view(torch.uint8) for done in (rolled, written_out))
+        assert torch.equal(found, wanted), name
+
+
+def test_all_tokens_at_once_are_as_exact_as_one_after_the_other(monkeypatch):
+    """Against FP64, with a gate of zero, which no rounding moves, and decays of exp(-5) a token: one over the product of
+    eight is 2e17.
+    """
+    one = problem(8, "verify8", heads=1)
+    inputs = FAMILY.inputs(one, 4)
+    inputs["f_b"] = torch.zeros_like(inputs["f_b"])
+    inputs["dt_bias"] = torch.full_like(inputs["dt_bias"], 12.0)
+    wanted = exact(one, inputs)
+    for form in ("serial", "wy"):
+        found = run(one, monkeypatch, inputs=inputs, **{**FEW, "form": form}).get("states").double()
+        error = (found - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+        assert float(error.max()) < 4e-7, (form, error.tolist())
 
 
 def test_requests_a_block_change_no_bit(monkeypatch):
