@@ -39,6 +39,9 @@ def pair_command(
     traces: Path | None = typer.Option(
         None, "--traces", help="Folder that is there: a device trace a rank, rank0.json.gz and so on; needs GPUs."
     ),
+    budget: str | None = typer.Option(
+        None, "--budget", help="With --traces: hold all ranks' layers against it, as k3lab trace ranks does: h200-tp8."
+    ),
     out: Path | None = typer.Option(
         None, "--out", help="File, in a folder that is there: all of it, with GPUs, links, driver and versions."
     ),
@@ -52,6 +55,7 @@ def pair_command(
     from ..decode.scope import MAX_DRAFTS
     from ..kernels import InputError, device
     from ..kernels.env import torchrun
+    from ..traces import load_budget
     from ..tuning.environment import environment
     from ..tuning.ranks.links import links
 
@@ -67,6 +71,10 @@ def pair_command(
         )
     if default_engines and bundle:
         raise InputError("--default-engines stands in place of a bundle; give one of them")
+    if budget and not traces:
+        raise InputError("--budget judges traces; give a folder for them with --traces")
+    if budget:
+        load_budget(budget)
     if out:
         check_file(out)
     loads = [Load(1, width, context, dcp) for width in dict.fromkeys((drafts + 1, 1))]
@@ -93,6 +101,9 @@ def pair_command(
     data = {**found, "default_engines": default_engines, "environment": environment(group.device)}
     if group.rank == 0:  # of torchrun's processes one tells
         data["environment"]["links"] = links(device.gpu_count()) if here else None
+        if traces:
+            data["trace"] = _side_by_side(data, traces, budget)
+            data["faults"] += _trace_faults(data["trace"], budget)
         try:
             if out:
                 write_file(out, json.dumps(data, indent=1) + "\n")
@@ -108,6 +119,25 @@ def _traces(folder: Path | None) -> Traces | None:
     from .decode_trace import traced_differences
 
     return Traces(folder, recording, traced_differences) if folder else None
+
+
+def _side_by_side(data: dict[str, Any], folder: Path, budget: str | None) -> dict[str, Any]:
+    from ..decode.pair_rank import PLAN
+    from .decode_trace import ranks_together
+
+    traced = data["each"][0]["trace"]
+    plan = folder / PLAN if traced["planned"] else None
+    return ranks_together(
+        folder, ranks=data["tp"], layers=2 * data["pairs"], rows=traced["rows"], plan=plan, budget=budget
+    )
+
+
+def _trace_faults(report: dict[str, Any], budget: str | None) -> list[str]:
+    """Why a budget is not kept; without one nothing is."""
+    if budget is None or report.get("verdict") == "pass":
+        return []
+    why = report.get("error") or "; ".join(report["reasons"])
+    return [f"traces against {budget}: {report.get('verdict', 'no verdict')}: {why}"]
 
 
 def _group(size: int, here: Device | None, limit: float, time_sliced: bool) -> Group:
@@ -150,6 +180,12 @@ def render_pair(console: Console, data: dict[str, Any]) -> None:
                 share = f"{floor / us:.0%}" if us and floor and us > 0 else "-"
                 table.add_row(str(row["rows"]), f"{kind} MoE layer", name, *timed, launches, share)
     console.print(table)
+    for one in (data.get("trace") or {}).get("classes", ()):
+        say(
+            f"traced, {one['name']}: {one['largest_ns'] / 1e3:.1f} us on the slowest rank, {one['spread_ns'] / 1e3:.1f} apart"
+        )
+    if error := (data.get("trace") or {}).get("error"):
+        say(f"nothing can be said of the traces: {error}")
     for row in data["rows"]:
         for one in row["fallbacks"]:
             say(f"{row['rows']} rows: {one['family']} runs untuned: {one['reason']}")

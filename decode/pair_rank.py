@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from ..kernels import InputError, ModelCard
+from ..kernels.whole_file import write_whole
 from .auto import AutoOperators
 from .choices import Choice, Finder, Tuned
 from .context_parallel import context_group
@@ -19,15 +21,17 @@ from .group import Group
 from .layer_pair import by_clock, on_rank, together
 from .measure_bars import Bench, Load
 from .operators import Operators, ReferenceOperators
-from .plan import plan
+from .plan import Plan, plan
 from .random_weights import random_rank_weights
 from .ranges import profiler_range
 from .symmetric_group import SymmetricGroup
 from .tuned import KernelPool, TunedOperators
 from .weights import MoeMlp, RankWeights
 
-STEPS = 10
+STEPS = 30
 """Of a trace."""
+PLAN = "plan.json"
+"""Beside the traces: what they must hold, as ``decode plan --json`` says it."""
 Say = Callable[[str, int, int], None]
 Recorder = Callable[[Path], AbstractContextManager[object]]
 
@@ -80,15 +84,15 @@ class PairRank:
         self._meet()
         return made
 
-    def planned(self, name: str, load: Load) -> dict[str, int]:
-        """Launches a step of every tuned kernel."""
+    def planned(self, name: str, load: Load) -> Plan | None:
+        """What a step launches; None where no kernel is tuned."""
         device = self.group.device
         if name == "auto" or device is None or not any(isinstance(one, Tuned) for one in self.choices[load]):
-            return {}
+            return None
         return plan(
             self.card, tp=self.group.size, rows=load.rows, backend=name, bundle=self.bundle, gpu=device.need_card().name,
             objective="measured", form=load.form,
-        ).tuned_kernels()  # fmt: skip
+        )  # fmt: skip
 
     def _bench(self, load: Load) -> Bench:
         return Bench(self.weights, self.group.comm, load, seed=self.seed)
@@ -101,11 +105,11 @@ class PairRank:
         for name in self.names:
             self.say(f"{load.rows} rows, {name}", 0, 1)
             operators = self.operators(name, load)
-            found[name] = on_rank(self._bench(load), operators, timer, samples, self.planned(name, load))
+            found[name] = on_rank(self._bench(load), operators, timer, samples, _launches(self.planned(name, load)))
         return found
 
     def traced(self, load: Load, folder: Path, record: Recorder) -> dict[str, Any]:
-        """Record steps of all layers from the graph of the last backend: the file, and what it must hold.
+        """Record steps of all layers from the graph of the last backend: the file, and what it must hold. Rank 0 leaves the plan beside it.
 
         Raises:
             InputError: no GPU.
@@ -122,4 +126,11 @@ class PairRank:
                     run()
                 torch.cuda.synchronize(self.group.device.index)
         operators.check()
-        return {"file": str(path), "backend": name, "rows": load.rows, "steps": STEPS, "planned": self.planned(name, load)}  # fmt: skip
+        planned = self.planned(name, load)
+        if planned and not self.group.rank:
+            write_whole(folder / PLAN, json.dumps(planned.to_json(), indent=1) + "\n")
+        return {"file": str(path), "backend": name, "rows": load.rows, "steps": STEPS, "planned": _launches(planned)}
+
+
+def _launches(planned: Plan | None) -> dict[str, int]:
+    return planned.tuned_kernels() if planned else {}

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from k3lab.cli.decode_pair import render_pair
+from k3lab.cli.decode_pair import _trace_faults, render_pair
+from k3lab.cli.decode_trace import ranks_together
 from k3lab.cli.default_engines import DefaultEngines
 from k3lab.cli.main import run as command
 from k3lab.cli.output import console
@@ -27,6 +28,7 @@ from k3lab.kernels.bundle.keys import another_kernel
 from k3lab.kernels.bundle.reader import Miss
 from k3lab.kernels.collectives import Collectives, StandIn, run_virtual_ranks
 from k3lab.kernels.gpu_cards import GPU_CARDS
+from k3lab.traces import synthesize
 
 HERE = Path(__file__).parent
 H200 = GPU_CARDS["H200"]
@@ -159,12 +161,19 @@ def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:
             for layer in own["layers"].values():
                 assert [one["layers"] for one in layer["graphs"]] == [1, 2]
                 assert [len(one["samples_us"]) for one in layer["graphs"][0]["ranks"]] == [4, 4]
-    shown = {**first, "rows": [{**row, "fallbacks": [{"family": "mla", "reason": "none"}]} for row in first["rows"]]}
+    traced = {"classes": [{"name": "class A (kda)", "largest_ns": 81_500, "spread_ns": 900}], "error": "odd"}
+    shown = {
+        **first,
+        "trace": traced,
+        "rows": [{**row, "fallbacks": [{"family": "mla", "reason": "none"}]} for row in first["rows"]],
+    }
     out = console()
     with out.capture() as told:
         render_pair(out, {**shown, "faults": ["rank 1 is odd"]})
     text = told.get()
     assert "mla runs untuned: none" in text and "fault: rank 1 is odd" in text and "times say nothing" in text
+    assert "traced, class A (kda): 81.5 us on the slowest rank, 0.9 apart" in text
+    assert "nothing can be said of the traces: odd" in text
     json.dumps(first)
 
 
@@ -184,6 +193,24 @@ def test_default_engines_stand_in_place_of_a_bundle() -> None:
     assert isinstance(tail, Miss) and "no engine serves" in tail.reason
 
 
+def test_traces_of_all_ranks_stand_side_by_side(tmp_path: Path) -> None:
+    for own in range(2):
+        where = tmp_path / f"rank{own}.json.gz"
+        synthesize(where, seed=own, gpu="NVIDIA H200", tp=2, steps=8, layers=4)
+    asked: dict[str, Any] = {"layers": 4, "rows": 8, "plan": None}
+    report = ranks_together(tmp_path, ranks=2, budget=None, **asked)
+    assert [one["layers"] for one in report["classes"]] == [3, 1]
+    assert not _trace_faults(report, None)
+    judged = ranks_together(tmp_path, ranks=2, budget="h200-tp8", **asked)
+    (fault,) = _trace_faults(judged, "h200-tp8")
+    assert "traces against h200-tp8: inconclusive" in fault  # two files of one rank, and another TP
+    lost = ranks_together(tmp_path, ranks=3, budget=None, **asked)
+    assert "rank2.json.gz" in lost["error"]
+    assert not _trace_faults(lost, None)
+    assert "no verdict" in _trace_faults(lost, "h200-tp8")[0]
+    assert not _trace_faults({"verdict": "pass"}, "h200-tp8")
+
+
 RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
 
 
@@ -196,6 +223,8 @@ RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID
         (["--dcp", "3"], "dcp is 3; at TP 2"),
         (["--model", "demo"], "model demo is made for"),
         (["--traces", "."], "--traces: needs NVIDIA GPUs"),
+        (["--budget", "h200-tp8"], "--budget judges traces"),
+        (["--traces", ".", "--budget", "h200"], "h200"),
         (["--time-sliced"], "--time-sliced is for more ranks than GPUs"),
         (["--default-engines", "--bundle", "x", "--drafts", "0"], "give one of them"),
         (["--out", "no/such/folder.json"], "no/such"),
