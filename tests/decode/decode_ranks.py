@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 import torch
 import torch.distributed as dist
-from forked_ranks import fork, join, keep
+from forked_ranks import gloo_main
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.context_parallel import context_group
 from k3lab.decode.delays import Delayed
@@ -28,7 +27,6 @@ from k3lab.decode.random_weights import random_weights
 from k3lab.decode.run_pair import run_pair
 from k3lab.decode.step import step
 from k3lab.kernels import SMALL_K3
-from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.distributed import TorchGroup
 
 CARD = replace(
@@ -99,27 +97,5 @@ def pair(rank: int, size: int, store: dist.Store) -> dict:
 SCENARIOS = {one.__name__: one for one in (plain, late, killed, pair)}
 
 
-def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
-    """One rank: what the scenario returns, or the error's text, and how long it took."""
-    torch.set_num_threads(1)
-    store = join(rank, size, port, PATIENT_S)
-    started = time.monotonic()
-    try:
-        found = SCENARIOS[scenario](rank, size, dist.PrefixStore(scenario, store))
-    except CollectiveError as error:
-        found = {"error": str(error)}
-    found["seconds"] = time.monotonic() - started
-    keep(found, folder, rank)
-
-
-def main() -> None:
-    """Fork the ranks and see to it that all of them end."""
-    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    ended = fork(
-        size, lambda rank, port: rank_main(rank, size, port, scenario, folder), patience_s=PATIENT_S, wall_s=WALL_S
-    )
-    sys.exit(not ended)
-
-
 if __name__ == "__main__":
-    main()
+    gloo_main(SCENARIOS, patience_s=PATIENT_S, wall_s=WALL_S)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from k3lab.kernels.collectives import CollectiveError
 
 HOST = "127.0.0.1"
 
@@ -65,3 +68,23 @@ def keep(found: dict, folder: Path, rank: int) -> None:
     """Leave what a rank found in ``folder/rank.pt``, whole or not at all."""
     torch.save(found, folder / f"{rank}.part")
     os.replace(folder / f"{rank}.part", folder / f"{rank}.pt")
+
+
+def gloo_main(
+    scenarios: Mapping[str, Callable[[int, int, dist.Store], dict]], *, patience_s: float, wall_s: float
+) -> NoReturn:
+    """The command ``SIZE SCENARIO FOLDER``: ranks keep what theirs returns, or the error's text, and how long it took."""
+    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+    def rank_main(rank: int, port: int) -> None:
+        torch.set_num_threads(1)
+        store = join(rank, size, port, patience_s)
+        started = time.monotonic()
+        try:
+            found = scenarios[scenario](rank, size, dist.PrefixStore(scenario, store))
+        except CollectiveError as error:
+            found = {"error": str(error)}
+        found["seconds"] = time.monotonic() - started
+        keep(found, folder, rank)
+
+    sys.exit(not fork(size, rank_main, patience_s=patience_s, wall_s=wall_s))

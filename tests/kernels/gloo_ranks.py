@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from forked_ranks import fork, join, keep
-from k3lab.kernels.collectives import CollectiveError
+from forked_ranks import gloo_main
 from k3lab.kernels.distributed import TorchGroup
 from k3lab.kernels.output_projection.twin import output_projection
 
@@ -98,30 +95,5 @@ def other_shape(rank: int, size: int, store: dist.Store) -> dict:
 SCENARIOS = {one.__name__: one for one in (twin, late, slow, dead, dead_inside, other_shape)}
 
 
-def rank_main(rank: int, size: int, port: int, scenario: str, folder: Path) -> None:
-    """One rank: what the scenario returns, or the error's text, and how long it took."""
-    torch.set_num_threads(1)
-    store = join(rank, size, port, PATIENT_S)
-    started = time.monotonic()
-    try:
-        found = SCENARIOS[scenario](rank, size, dist.PrefixStore(scenario, store))
-    except CollectiveError as error:
-        found = {"error": str(error)}
-    found["seconds"] = time.monotonic() - started
-    keep(found, folder, rank)
-
-
-def main() -> None:
-    """Fork the ranks and see to it that all of them end."""
-    size, scenario, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    ended = fork(
-        size,
-        lambda rank, port: rank_main(rank, size, port, scenario, folder),
-        patience_s=PATIENT_S,
-        wall_s=WALL_S,
-    )
-    sys.exit(not ended)
-
-
 if __name__ == "__main__":
-    main()
+    gloo_main(SCENARIOS, patience_s=PATIENT_S, wall_s=WALL_S)
