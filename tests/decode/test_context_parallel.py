@@ -10,14 +10,17 @@ import pytest
 import torch
 from k3lab.decode import library, prefill_operators, tuned
 from k3lab.decode.auto import AutoOperators
+from k3lab.decode.backends import backend_of
 from k3lab.decode.bindings import step_kind
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.context_parallel import context_group
+from k3lab.decode.group import Group
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.packing import pack
 from k3lab.decode.prefill import prefill
 from k3lab.decode.prefill_operators import PrefillOperators
 from k3lab.decode.random_weights import random_rank_weights
+from k3lab.decode.run_options import RunOptions
 from k3lab.decode.saved import restore, save
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.step import step
@@ -235,3 +238,15 @@ def test_kernels_and_context_group_are_of_as_many_ranks(tiny: ModelCard, monkeyp
     assert step_kind(found, K3, dcp=2, **sizes) == "fp8_dcp" and step_kind(found, K3, **sizes) == "fp8"
     assert step_kind(found, K3, tp=2, rows=8, q_len=4, dcp=2) == "bf16_verify4_dcp"
     assert step_kind(family("kda"), K3, tp=2, rows=8, dcp=2) == step_kind(family("kda"), K3, tp=2, rows=8)
+
+
+def test_ranks_that_share_contexts_otherwise_end_before_anything_waits(tiny: ModelCard) -> None:
+    class Host(SingleRank):
+        def all_gather(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+            other = torch.frombuffer(bytearray(b"1".ljust(x.shape[1])), dtype=torch.uint8)
+            return torch.cat([x, other[None]])
+
+    group = Group(0, 2, StandIn(0, 2), "two", None, host=Host())
+    weights: Any = None
+    with pytest.raises(InputError, match="ranks have dcp 2, 1; start every rank with the same options"):
+        backend_of(tiny, RunOptions(tp=2, dcp=2), (), weights, group, None)
