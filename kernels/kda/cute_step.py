@@ -9,6 +9,7 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_numbers import rounded
+from ..cute_stages import stage
 from ..cute_streaming import read
 from .cute_core import load_state, norm_factors, send_squares
 from .cute_forms import at_once, outputs_of, roll_out, rolled, serial
@@ -33,7 +34,7 @@ from .layout import DIM, RANK, TAPS
 @cute.jit
 def step(
     at: list, rows: Int32, block: Int32, memory: cute.Pointer, BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """One block's steps. ``at`` are addresses, in the order of the kernel's parameters.
 
@@ -43,6 +44,7 @@ def step(
     the head have sent their sums, and so have read.
     """
     proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states = at
+    stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     lane, warp = t % 32, arch.make_warp_uniform(arch.warp_idx())
     group, head, part = SPLIT.place(block)
@@ -103,7 +105,9 @@ def step(
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
         number, token = old_values[turn][:2]
         value_to.append(slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, True, SPLIT))
+    stage(JITTER, "asked")
     arch.griddepcontrol_wait()
+    stage(JITTER, "woken")
 
     live = Int32(0)
     for s in cutlass.range_constexpr(SPLIT.steps):
@@ -153,6 +157,7 @@ def step(
                 number * SPLIT.slice_runs + run,
                 convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * SPLIT.run, SPLIT), SPLIT),
             )
+    stage(JITTER, "sent")
     windows = []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         on, at = old_queries[turn][3] & (query_to[turn] >= 0), old_queries[turn][4]
@@ -174,9 +179,12 @@ def step(
         dealt = at_once(waiting[0], memory, t, SPLIT)
         kept = outputs_of(dealt, lane, SPLIT)
     send_squares(kept, memory, arrived, part, warp, lane, SPLIT)
+    stage(JITTER, "product")
     if cutlass.const_expr(SPLIT.form == "wy"):
         roll_out(waiting[0], dealt, states, *place, SPLIT)
+    stage(JITTER, "listening")
     scale, factors = norm_factors(norms, gates, memory, arrived, lane, EPS, SPLIT)
+    stage(JITTER, "heard")
     for turn in cutlass.range_constexpr(SPLIT.turns):
         value = kept[turn] * scale * factors[turn]
         if writes:
@@ -185,6 +193,7 @@ def step(
             arch.inline_ptx(STORE_HALF, read_only_args=[to_row, rounded(value, Float32(0.0))])
     for at, words, on, shared in windows:
         keep_window(at, words, on, shared, part, SPLIT)
+    stage(JITTER, "finished")
 
 
 @cute.kernel
@@ -192,7 +201,7 @@ def k3_kda_cute_step(
     proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
     dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
     conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
-    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """A cluster a head and group of requests: see :func:`step`."""
     block, _, _ = arch.block_idx()
@@ -200,7 +209,7 @@ def k3_kda_cute_step(
         proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states,
     )  # fmt: skip
     memory = SmemAllocator().allocate_array(Int32, SPLIT.shared_bytes // 4, byte_alignment=16)
-    step([one.iterator.toint() for one in tensors], rows, block, memory, BOUND, EPS, RELEASE, SPLIT)
+    step([one.iterator.toint() for one in tensors], rows, block, memory, BOUND, EPS, RELEASE, JITTER, SPLIT)
 
 
 k3_kda_cute_step.set_name_prefix("k3_kda_cute_step", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -211,11 +220,11 @@ def launch_step(
     proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
     dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
     conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
-    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
     stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side."""
     k3_kda_cute_step(
         proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states, rows,
-        BOUND, EPS, RELEASE, SPLIT,
+        BOUND, EPS, RELEASE, JITTER, SPLIT,
     ).launch(grid=[SPLIT.blocks, 1, 1], block=[SPLIT.threads, 1, 1], cluster=[SPLIT.parts, 1, 1], stream=stream)  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.kda.family import Kda
+from k3lab.kernels.stamps import TABLE_BYTES
 
 from .ptx_machine import Machine, Memory
 from .ptx_text import DTYPES, Step
@@ -33,6 +34,9 @@ def config(one: Kda, **changes: Any) -> dict[str, Any]:
 
 class KdaMachine(Machine):
     """With the special functions, rounded correctly, and the tensors that are touched before the dependency wait."""
+
+    stamps: int = 1 << 62
+    """Where the table of a build with stamps begins: it may be written at any time."""
 
     def get(self, name: str, who: np.ndarray, kind: str) -> np.ndarray:
         """Also FP32 literals as 32 bits."""
@@ -61,6 +65,8 @@ class KdaMachine(Machine):
 
     def note(self, step: Step, who: np.ndarray) -> None:
         early = who[~self.waited[who]]
+        if step.name[0] == "st" and (self.address(step.args[0], who, "u64") >= self.stamps).all():
+            return
         if len(early):
             assert step.name[0] in ("ld", "cp"), f"{'.'.join(step.name)} before the dependency wait"
             address = step.args[1]
@@ -131,7 +137,10 @@ def run(
     (launch,) = compiled.launches
     live, inputs = live or one.rows, inputs or FAMILY.inputs(one, seed)
     total = sum(tensor.numel() * tensor.element_size() for tensor in inputs.values())
-    memory, at = Memory(3 * total + one.rows * one.heads * (1 << 17) + (1 << 20)), {}
+    stamps = int(changes.get("stamps", 0))
+    size = 3 * total + one.rows * one.heads * (1 << 17) + (1 << 20)
+    assert not stamps or stamps >= size
+    memory, at = Memory(stamps + TABLE_BYTES if stamps else size), {}
     for name, tensor in inputs.items():
         given = tensor.clone()
         if name == "proj":
@@ -144,7 +153,10 @@ def run(
             at[name] = memory.add(name, bits(torch.full(shape, float("nan"), dtype=getattr(torch, dtype))))
     values = [live if arg.kind == "int32" else at[arg.name] for arg in launch.args]
     cluster, blocks = launch.cluster[0], launch.grid[0]
-    machine = KdaMachine(text, memory.data, values, launch.threads, cluster, launch.shared_bytes, seed=seed)
+    machine = KdaMachine(text, memory.data, values, launch.threads, cluster, launch.shared_bytes, seed=seed, tick=7)
+    if stamps:
+        machine.stamps = stamps
+        memory.data[stamps : stamps + TABLE_BYTES] = 0
     for first in range(0, blocks, cluster):
         machine.run(first, cluster)
     assert memory.guards_hold()

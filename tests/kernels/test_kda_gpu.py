@@ -94,6 +94,8 @@ IN_PLACE = [
     (2, 2, "plain", [[3, 3], [1, 1]], {}),
     (8, 8, "verify8", [[3, 1, 2, 3, 4, 5, 6, 7, 8]], {}),
     (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], {}),
+    (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], {"form": "wy"}),
+    (2, 2, "plain", [[3, 3], [1, 1]], {"run": 1}),
     (4, 4, "verify4", [[-7, 1, 2, 3, 4]], {}),
 ]  # fmt: skip
 
@@ -152,6 +154,65 @@ def test_configs_of_the_whole_space_pass_the_house_check(device, rows, kind):
     for seed, chosen in enumerate(drawn(one, device.need_card(), 3, seed=rows)):
         result = check(FAMILY, ENGINE, one, chosen, seed)
         assert result.ok, f"{chosen}: {result.reason}"
+
+
+FORMS = [
+    (1, "plain", {"parts": 4, "lanes": 8, "run": 1}),
+    (1, "plain", {"parts": 1, "warps": 16, "lanes": 8, "run": 1}),
+    (1, "plain", {"run": 2}),
+    (8, "plain", {"parts": 4, "lanes": 8, "run": 1}),
+    (64, "plain", {"parts": 4, "together": 2, "depth": 2, "lanes": 8, "run": 1, "release": "loads"}),
+    (8, "verify8", {"form": "rolled"}),
+    (8, "verify8", {"form": "wy"}),
+    (64, "verify8", {"parts": 4, "warps": 8, "lanes": 16, "form": "wy"}),
+    (8, "verify8", {"parts": 16, "warps": 4, "lanes": 32, "form": "wy"}),
+    (12, "verify3", {"parts": 4, "warps": 8, "lanes": 8, "form": "wy"}),
+    (2, "verify2", {"parts": 2, "warps": 8, "lanes": 8, "form": "wy"}),
+]
+
+
+@pytest.mark.parametrize(("rows", "kind", "change"), FORMS)
+def test_forms_and_runs_agree_with_the_twin_in_many_launches(device, rows, kind, change):
+    """The exchange is met by blocks that come late and early: the same bits in every launch."""
+    case = Case(device, problem(rows, kind), change)
+    wanted = FAMILY.twin(case.one, case.inputs)
+    case.run()
+    case.judge(wanted)
+    first = case.bits()
+    for _ in range(50):
+        case.run()
+        assert same(first, case.bits())
+    if rows > 1:
+        case.run(rows - 1, dead=True)
+        case.judge(wanted, rows - 1)
+
+
+def test_a_loop_of_one_body_leaves_the_bits_of_all_tokens_written_out(device):
+    bits = []
+    for form in ("serial", "rolled"):
+        case = Case(device, problem(8, "verify8"), {"form": form})
+        case.run()
+        bits.append(case.bits())
+    assert same(*bits)
+
+
+def test_stages_of_a_launch_lie_in_order(device):
+    from k3lab.tuning.policy import QUICK
+    from k3lab.tuning.stages import measure_stages
+
+    one = problem(1)
+    config = ENGINE.space(one, device.need_card()).default
+    (role,) = measure_stages(FAMILY, ENGINE, one, config, device.arch, QUICK, launches=5).roles
+    assert [one.stage for one in role.stages] == [
+        "begin",
+        "asked",
+        "woken",
+        "sent",
+        "product",
+        "listening",
+        "heard",
+        "finished",
+    ]
 
 
 def test_row_counts_change_from_launch_to_launch(device):

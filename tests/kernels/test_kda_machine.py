@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from k3lab.kernels.stamps import BLOCKS, BYTES, STAGES, TABLE_BYTES, WARPS
+from k3lab.tuning.stages import roles_of, stamps_of
 
 from .kda_case import FAMILY, READ_EARLY, check, exact, expected_in_place, pool, problem, run
 
@@ -118,3 +121,23 @@ def test_requests_a_block_change_no_bit(monkeypatch):
     for name in FAMILY.output_specs(one):
         found, wanted = (done.get(name).contiguous().view(torch.uint8) for done in (together, alone))
         assert torch.equal(found, wanted), name
+
+
+@pytest.mark.parametrize(("rows", "kind", "form"), [(1, "plain", "serial"), (2, "verify2", "wy")])
+def test_a_build_with_stamps_tells_when_its_warps_pass(monkeypatch, rows, kind, form):
+    table = 16 << 20
+    done = run(problem(rows, kind, heads=1), monkeypatch, **{**FEW, "form": form, "stamps": table})
+    check(done)
+    words = done.memory.data[table : table + TABLE_BYTES].view(np.int64)
+    (role,) = roles_of(stamps_of(words.reshape(len(STAGES), BLOCKS, WARPS, BYTES // 8))[0][None])
+    assert [one.stage for one in role.stages] == [
+        "begin",
+        "asked",
+        "woken",
+        "sent",
+        "product",
+        "listening",
+        "heard",
+        "finished",
+    ]
+    assert (role.warps, role.blocks) == (FEW["warps"] * FEW["parts"], FEW["parts"])
