@@ -161,8 +161,8 @@ def served_here(weights: RankWeights, told: list[int] | None = None) -> TurnsSer
 
 
 def drafted(
-    weights: RankWeights, traffic: Traffic, length: float | None = None, *, captured: bool = False, **more: Any
-) -> Any:
+    weights: RankWeights, traffic: Traffic, length: float | None = None, *, captured: bool = False, rows: int = 2, **more: Any
+) -> Any:  # fmt: skip
     """A replay with two drafts, and what each turn put out."""
     card = fitted_card(weights.card)
     draft = random_rank_draft(card, weights.card, seed=0, dtype=weights.dtype, tp=1, rank=0)
@@ -177,14 +177,14 @@ def drafted(
     clock = Costs()
     cache = DecodeCache(
         weights.card,
-        max_requests=2,
+        max_requests=rows,
         max_context=traffic.context + 2,
         max_verify=3,
         dtype=weights.dtype,
         padding=captured,
     )
     inner = Dispatcher(weights, cache, SingleRank(), auto=ReferenceOperators(weights.card))
-    replay = Replay(Counting(inner, clock), traffic, rows=2, clock=clock, steps=steps, **more)  # type: ignore[arg-type]
+    replay = Replay(Counting(inner, clock), traffic, rows=rows, clock=clock, steps=steps, **more)  # type: ignore[arg-type]
     out = put_out(replay)
     return list(replay.run()), out, replay
 
@@ -227,22 +227,25 @@ def test_a_drafters_rows_come_back_with_the_context(weights: RankWeights) -> Non
     assert 1 < told["mean_tokens_a_step"] <= 3 and without.how.accepted == replay.how.accepted
 
 
-def test_captured_steps_put_out_the_same_tokens(weights: RankWeights) -> None:
-    """Turns that come and go, a last step that is cut, contexts that come back: as step by step."""
+@pytest.mark.parametrize("rows", [1, 2])
+def test_captured_steps_put_out_the_same_tokens(weights: RankWeights, rows: int) -> None:
+    """Turns that come and go, into the row of another too; a last step that is cut, contexts that come back: as step by step."""
     traffic = traffic_of(TALK)
-    _, wanted, eager = drafted(weights, traffic, 3.0)  # all drafts are accepted: turns of six and five tokens are cut
-    _, got, replay = drafted(weights, traffic, 3.0, captured=True)
+    _, wanted, eager = drafted(
+        weights, traffic, 3.0, rows=rows
+    )  # all drafts are accepted: turns of six and five tokens are cut
+    _, got, replay = drafted(weights, traffic, 3.0, captured=True, rows=rows)
     assert {1, 2, 3} == set(replay.how.accepted)
     assert got == wanted and sorted(replay.how.accepted) == sorted(eager.how.accepted)
     plain = {}
     for captured in (False, True):
         told, clock = list[int](), Costs()
         cache = DecodeCache(
-            weights.card, max_requests=2, max_context=traffic.context, dtype=weights.dtype, padding=captured
+            weights.card, max_requests=rows, max_context=traffic.context, dtype=weights.dtype, padding=captured
         )
         runs = Dispatcher(weights, cache, SingleRank(), auto=ReferenceOperators(weights.card))
         how = (lambda own, told=told: CapturedPlainSteps(own, served_here(weights, told))) if captured else PlainSteps
-        made = Replay(Counting(runs, clock), traffic, rows=2, clock=clock, steps=how)  # type: ignore[arg-type]
+        made = Replay(Counting(runs, clock), traffic, rows=rows, clock=clock, steps=how)  # type: ignore[arg-type]
         plain[captured] = put_out(made)
         list(made.run())
         assert not captured or sum(told) == 22 - 5
