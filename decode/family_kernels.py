@@ -23,6 +23,8 @@ class SavedBlocks:
         """``rows``: those that the kernel was compiled for."""
         self._memory = torch.zeros(blocks, rows, hidden, dtype=dtype, device=device)
         self._held: list[Tensor] = []
+        self.copied = False
+        """Whether the last call had to copy: the launch before what comes next writes here."""
 
     def forget(self) -> None:
         """A step begins: what is copied in it may be captured, whatever another step had copied before."""
@@ -33,6 +35,7 @@ class SavedBlocks:
         same = 0
         while same < min(len(blocks), len(self._held)) and blocks[same] is self._held[same]:
             same += 1
+        self.copied = same < len(blocks)
         for place in range(same, len(blocks)):
             self._memory[place, : blocks[place].shape[0]].copy_(blocks[place])
         self._held = [*self._held[:same], *blocks[same:]]
@@ -55,6 +58,8 @@ class FamilyKernels:
             make: what runs compiled kernels.
         """
         self.family, self.engine = family(choice.family), choice.engine
+        known = {engine.name: engine for engine in self.family.engines}
+        self.releases_behind = self.engine in known and known[self.engine].releases_behind(choice.compiled.config)
         # an entry for more rows serves the step: its kernels have those in their strides
         self.rows = choice.place[3]
         self.problem = replace(choice.compiled.problem, rows=self.rows)
@@ -83,14 +88,16 @@ class FamilyKernels:
             if name not in tensors or tuple(tensors[name].shape)[pooled:] != shape[pooled:]:
                 raise InputError(f"{self.family.name} writes {name} of {list(shape)}")
 
-    def launch(self, tensors: Mapping[str, Tensor], rows: int, fewer: Mapping[str, int]) -> None:
+    def launch(self, tensors: Mapping[str, Tensor], rows: int, fewer: Mapping[str, int], early: bool) -> None:
         """Bind and launch on the current stream."""
-        more = {"fewer": dict(fewer)} if fewer else {}
+        more: dict[str, Any] = {"fewer": dict(fewer)} if fewer else {}
+        if early:
+            more["early"] = True
         self.runner.bind(tensors, rows=rows, **more)()
 
     def __call__(
         self, inputs: Mapping[str, Tensor], *, rows: int, fewer: Mapping[str, int] | None = None,
-        updated: Mapping[str, Tensor] | None = None,
+        updated: Mapping[str, Tensor] | None = None, early: bool = False,
     ) -> dict[str, Tensor]:  # fmt: skip
         """Run; the family's outputs by name.
 
@@ -99,6 +106,7 @@ class FamilyKernels:
             rows: token rows of the step.
             fewer: as :meth:`~k3lab.kernels.launch.Runner.bind` has it.
             updated: tensors that the kernels write in place; ``a=b`` names one that they know by two names.
+            early: as :meth:`~k3lab.kernels.launch.Runner.bind` has it; not if an input has to be copied first.
         """
         there = {name for word in updated or () for name in word.split("=")}
         made = {
@@ -107,5 +115,6 @@ class FamilyKernels:
             if name not in there
         }
         ready = {name: tensor.contiguous() for name, tensor in inputs.items()}
-        library.call(self, ready, {**made, **(updated or {})}, rows, fewer or {})
+        early = early and all(ready[name] is tensor for name, tensor in inputs.items())
+        library.call(self, ready, {**made, **(updated or {})}, rows, fewer or {}, early)
         return made

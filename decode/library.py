@@ -46,19 +46,33 @@ def operator(family: str, engine: str) -> Callable[..., None]:
 
     Its arguments: handle; names of the inputs, joined by commas; inputs; names of the results, ``a=b`` where a kernel
     knows one tensor by two names; results, which are written; rows; fields that this call has less of than was
-    compiled for, ``name=value``, joined by commas.
+    compiled for, ``name=value``, joined by commas; whether what is older than the launch before may be read early.
     """
 
     @torch.library.custom_op(f"k3lab::{family}_{engine}", mutates_args=("results",))
     def launch(
-        handle: str, names: str, inputs: list[Tensor], written: str, results: list[Tensor], rows: int, fewer: str
+        handle: str,
+        names: str,
+        inputs: list[Tensor],
+        written: str,
+        results: list[Tensor],
+        rows: int,
+        fewer: str,
+        early: bool,
     ) -> None:
         less = {name: int(value) for name, _, value in (word.partition("=") for word in fewer.split(",") if word)}
-        _of(handle).launch({**_named(names, inputs), **_named(written, results)}, rows, less)
+        _of(handle).launch({**_named(names, inputs), **_named(written, results)}, rows, less, early)
 
     @launch.register_fake
     def fake(
-        handle: str, names: str, inputs: list[Tensor], written: str, results: list[Tensor], rows: int, fewer: str
+        handle: str,
+        names: str,
+        inputs: list[Tensor],
+        written: str,
+        results: list[Tensor],
+        rows: int,
+        fewer: str,
+        early: bool,
     ) -> None:
         _of(handle).check({**_named(names, inputs), **_named(written, results)}, rows)
 
@@ -66,10 +80,11 @@ def operator(family: str, engine: str) -> Callable[..., None]:
 
 
 def call(
-    loaded: Any, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], rows: int, fewer: Mapping[str, int]
-) -> None:
+    loaded: Any, inputs: Mapping[str, Tensor], results: Mapping[str, Tensor], rows: int, fewer: Mapping[str, int],
+    early: bool,
+) -> None:  # fmt: skip
     """Launch loaded kernels through their operator."""
     operator(loaded.family.name, loaded.engine)(
         loaded.handle, ",".join(inputs), list(inputs.values()), ",".join(results), list(results.values()), rows,
-        ",".join(f"{name}={value}" for name, value in fewer.items()),
+        ",".join(f"{name}={value}" for name, value in fewer.items()), early,
     )  # fmt: skip

@@ -198,8 +198,14 @@ class TunedOperators(AutoOperators):
         given = {"x": x, "w_o": attention.o_proj, **self._mixed(own, blocks, mix)}
         if prefix is not None:
             given["prefix"] = prefix
-        made = own(given, rows=x.shape[0], fewer={"blocks": len(blocks)})
+        early = self._begins_alone(attention) and not self._saved[own.rows].copied
+        made = own(given, rows=x.shape[0], fewer={"blocks": len(blocks)}, early=early)
         return made["prefix_out"], made["mlp_input"]
+
+    def _begins_alone(self, attention: KdaAttention | MlaAttention) -> bool:
+        """Whether the attention's last launch begins when all before it has ended: the residual and the saved blocks are there."""
+        before = self._kernels.get(("kda" if _kind(attention) == "kda" else "mla", None))
+        return before is None or before.releases_behind
 
     def _begin(self) -> None:
         """A step begins: what is copied in it may be captured."""

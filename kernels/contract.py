@@ -226,6 +226,13 @@ class Engine(ABC):
         """Features for the cost model; an engine that says nothing is predicted by bytes and residency alone."""
         return Work()
 
+    def releases_behind(self, config: Config) -> bool:
+        """Whether every block of the last launch lets the next one start only behind its own dependency wait.
+
+        What comes next then begins when all that was before this engine's launches has ended: it may read that early.
+        """
+        return False
+
     def interpret(self, problem: Problem, config: Config, inputs: Tensors) -> dict[str, torch.Tensor] | None:
         """Run on the CPU where the compiler has an interpreter (Triton); None where it has none."""
         return None
@@ -251,6 +258,9 @@ class Family(ABC):
     constant: tuple[str, ...] = ()
     """Small inputs that no kernel of a step writes, so that they may be read before the dependency wait, but that stay in
     the L2: timing does not rotate them."""
+    older: tuple[str, ...] = ()
+    """Inputs that in a decode step are older than the launch before: kernels with an argument ``early`` may read them ahead of
+    their wait for it (:meth:`k3lab.kernels.launch.Runner.bind`)."""
     mutated: tuple[str, ...] = ()
     """Inputs an engine updates in place (caches, states); restored before each check."""
     engines: tuple[Engine, ...] = ()

@@ -178,6 +178,7 @@ class Runner:
         rows: int | None = None,
         pdl: bool | None = None,
         fewer: Mapping[str, int] | None = None,
+        early: bool = False,
     ) -> Callable[[], None]:
         """A call without arguments that launches on torch's current stream; holds the tensors alive.
 
@@ -188,6 +189,10 @@ class Runner:
                 the kernel starts when its predecessor has ended. True is for kernels compiled so.
             fewer: fields of the problem that this call has less of than was compiled for, e.g. saved blocks; of those
                 that the kernels take as an argument.
+            early: inputs that are older than the launch before may be read ahead of the wait for it, by kernels that take such an
+                argument. The caller answers for it: that launch writes none of what they read so early, it is no launch of
+                this runner, and it began when all before it had ended (it was launched without PDL, or lets others start only
+                behind its own wait: :meth:`~k3lab.kernels.Engine.releases_behind`).
 
         Raises:
             ValueError: a tensor is missing, on another device, not contiguous or not 16-byte aligned; PDL asked of a
@@ -200,10 +205,10 @@ class Runner:
         if pdl and not all(launch.pdl for launch in self.compiled.launches):
             raise ValueError("a kernel that does not wait for its predecessor itself cannot be launched with PDL")
         held = {**self.buffers, **tensors}
-        integers = {**self.compiled.problem.to_json(), "rank": self.transport.rank, "rows": rows}
+        integers = {**self.compiled.problem.to_json(), "rank": self.transport.rank, "rows": rows, "early": int(early)}
         taken = {arg.name for launch in self.compiled.launches for arg in launch.args if arg.kind == "int32"}
         for name, value in (fewer or {}).items():
-            if name not in taken - {"rows", "rank"} or not 1 <= value <= integers[name]:
+            if name not in taken - {"rows", "rank", "early"} or not 1 <= value <= integers[name]:
                 raise ValueError(f"{name} {value}: the kernels take 1 to {integers.get(name)} of {sorted(taken)}")
             integers[name] = value
         # edges between launches of one call stay as compiled

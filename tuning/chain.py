@@ -59,6 +59,8 @@ class ChainTiming:
     """(p90 - p10) / median of the pair with the edge."""
     stable: bool
     """All three within the policy's spread."""
+    early: bool = False
+    """Whether the kernel read what is older than its predecessor ahead of its wait, as in a decode step."""
 
     @property
     def chain_us(self) -> float:
@@ -135,7 +137,7 @@ def predecessor_of(
     """The predecessor of kernels that work on these copies: it writes the first activation they share."""
     import torch
 
-    names = handed_over(family, copies[0])
+    names = [name for name in handed_over(family, copies[0]) if name not in family.older]
     source = copies[0][names[0]].clone() if names else torch.zeros(4, dtype=torch.int32, device="cuda")
     result = copies[0][names[0]] if names else torch.empty_like(source)
     return predecessor(source, result, microseconds, carveout)
@@ -144,8 +146,18 @@ def predecessor_of(
 def pairs(
     before: Callable[[], None], runner: Runner, copies: Sequence[Mapping[str, torch.Tensor]], pdl: bool | None = None
 ) -> list[Callable[[], None]]:
-    """Predecessor and kernel, one pair a copy; ``pdl`` as for :meth:`k3lab.kernels.launch.Runner.bind`."""
-    return [_after(before, runner.bind(tensors, pdl=pdl)) for tensors in copies]
+    """Predecessor and kernel, one pair a copy; ``pdl`` as for :meth:`k3lab.kernels.launch.Runner.bind`.
+
+    The predecessor begins when all before it has ended and writes nothing that the step has older: so, where there is an
+    edge, the kernel may be early.
+    """
+    early: dict[str, Any] = {"early": True} if pdl is None and reads_early(runner.compiled) else {}
+    return [_after(before, runner.bind(tensors, pdl=pdl, **early)) for tensors in copies]
+
+
+def reads_early(compiled: Compiled) -> bool:
+    """Whether kernels can be told to read what is older than the launch before ahead of their wait for it."""
+    return any(arg.name == "early" for launch in compiled.launches for arg in launch.args)
 
 
 def require_edges(chained: Sequence[Callable[[], None]], compiled: Compiled) -> int:
@@ -203,6 +215,7 @@ def time_chain(
         carveout=runner.carveout,
         spread=pair.spread,
         stable=quiet and calm and still,
+        early=reads_early(compiled),
     )
 
 

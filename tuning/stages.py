@@ -168,7 +168,7 @@ def measure_stages(
     whole = np.stack(found)
     span = float(np.median([np.nanmax(one) for one in whole]))
     return Stages(
-        tuple(launch.name for launch in compiled.launches),
+        tuple(launch.kernel for launch in compiled.launches),
         roles_of(whole),
         round(span, 3),
         round(timed.median_us, 3),

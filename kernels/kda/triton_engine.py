@@ -89,6 +89,10 @@ class TritonEngine(Engine):
         launch = compile_triton(kernel, (problem.requests * problem.heads, 1, 1), arch)
         return Compiled(self.family, self.name, problem, config, arch, (dataclasses.replace(launch, pdl=True),))
 
+    def releases_behind(self, config: Config) -> bool:
+        """Other than at entry a block releases behind its wait."""
+        return str(config["release"]) != "entry"
+
     def work(self, problem: Problem, config: Config) -> Work:
         """Every program reads the gate rows, taps and projections of its head."""
         problem = kda(problem)

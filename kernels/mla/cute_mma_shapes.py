@@ -14,10 +14,10 @@ from .ranks import Ranks
 
 def attend_of(problem: Mla, config: Config) -> Attend:
     """The attention's index arithmetic. It is the second launch."""
+    splits, queries, tile, stages = (int(config[name]) for name in ("splits", "queries", "tile", "stages"))
     return Attend(
         problem.requests, problem.rows, problem.dcp * problem.heads, problem.q_len, problem.kv_lora, problem.rope, problem.block_size,
-        problem.blocks_each, problem.fp8, *(int(config[name]) for name in ("splits", "queries", "tile", "stages")),
-        build=min(build_of(config, 1), 0),
+        problem.blocks_each, problem.fp8, splits, queries, tile, stages, min(build_of(config, 1), 0),
     )  # fmt: skip
 
 

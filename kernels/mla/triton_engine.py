@@ -214,6 +214,10 @@ class TritonEngine(Engine):
         )
         return Compiled(self.family, self.name, problem, config, arch, launches, self._buffers(problem, config))
 
+    def releases_behind(self, config: Config) -> bool:
+        """Other than at entry the last launch releases behind its wait."""
+        return str(config["release"]) != "entry"
+
     def work(self, problem: Problem, config: Config) -> Work:
         """Every tile of the query reads the rows; parts go through the L2 and back; launches follow each other."""
         problem = mla(problem)

@@ -18,7 +18,7 @@ from .cute_product import ROW_WORDS, partial
 def k3_output_projection_cute_fused_step(
     x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
     norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32, early: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
@@ -30,6 +30,9 @@ def k3_output_projection_cute_fused_step(
 
     All blocks wait for each other: they must be on the GPU together. A mixer begins to poll when its own block's
     products are done, so that polls do not stand in the way of the weights.
+
+    ``early``: the residual and the saved blocks are older than the launch before, so mixers take them, and tell each other
+    the blocks' sums, ahead of the dependency wait (*Early* in PROTOCOL.md says when a caller may ask for that).
     """
     stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
@@ -49,13 +52,14 @@ def k3_output_projection_cute_fused_step(
         weights = weights_of(
             res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
         )  # fmt: skip
-        arch.griddepcontrol_wait()
+        if early == Int32(0):
+            arch.griddepcontrol_wait()
         stage(JITTER, "woken")
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
             tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER, REHEARSE,
+            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER, REHEARSE, True,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         stage(JITTER, "finished")
@@ -73,7 +77,7 @@ k3_output_projection_cute_fused_step.set_name_prefix(
 def launch(
     x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
     norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
-    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32,
+    scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32, early: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
     CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, MIXERS: cutlass.Constexpr,
@@ -83,6 +87,6 @@ def launch(
     """Host side: one block for 56 columns."""
     k3_output_projection_cute_fused_step(
         x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
-        rows, saved, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
+        rows, saved, early, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, MIXERS, FORM, STORES, BACKOFF, RELEASE, JITTER,
         REHEARSE,
     ).launch(grid=[HIDDEN // 56, 1, 1], block=[32 * (WARPS + MIXERS), 1, 1], stream=stream)  # fmt: skip

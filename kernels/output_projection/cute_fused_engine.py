@@ -133,7 +133,7 @@ class CuteFusedEngine(Engine):
         built = compile_cute(
             launch,
             (
-                *(fakes[name] for name in args), Int32(1), Int32(1), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
+                *(fakes[name] for name in args), Int32(1), Int32(1), Int32(0), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
                 problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
                 warps, finishing, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), build_of(config),
                 bool(config["rehearse"]),
@@ -142,7 +142,7 @@ class CuteFusedEngine(Engine):
             grid=(blocks, 1, 1),
             block=(32 * (warps + finishing), 1, 1),
             shared_bytes=warps * rows * SUM_WORDS * 4,
-            args=(*args.values(), Arg("int32", "rows"), Arg("int32", "blocks")),
+            args=(*args.values(), Arg("int32", "rows"), Arg("int32", "blocks"), Arg("int32", "early")),
             pdl=True,
         )  # fmt: skip
         built = dataclasses.replace(built, needs_residency=True)

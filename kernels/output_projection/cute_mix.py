@@ -182,14 +182,15 @@ def take_unit(
     tensors: list, shared: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False,
+    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False, WAITS: cutlass.Constexpr = False,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
     ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``shared`` is of the
     row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
     are polled, none if zero. ``REHEARSE``: what comes after it is run once before it for nothing: a warp that has nothing else
-    to do has its instructions fetched when it needs them.
+    to do has its instructions fetched when it needs them. ``WAITS``: the dependency wait comes ahead of that barrier, whether or not
+    it came before.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
     folded, norm = weights
@@ -208,12 +209,16 @@ def take_unit(
         if cutlass.const_expr(REHEARSE):
             for live in cutlass.range(2, unroll=1):
                 if live != Int32(0):
+                    if cutlass.const_expr(WAITS):
+                        arch.griddepcontrol_wait()
                     arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
                 finish(
                     mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
                     mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER, live,
                 )  # fmt: skip
         else:
+            if cutlass.const_expr(WAITS):
+                arch.griddepcontrol_wait()
             if cutlass.const_expr(WAIT_FOR > 0):
                 arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
             finish(
@@ -221,5 +226,7 @@ def take_unit(
                 mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER,
             )  # fmt: skip
     else:
+        if cutlass.const_expr(WAITS):
+            arch.griddepcontrol_wait()
         if cutlass.const_expr(WAIT_FOR > 0):
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)

@@ -46,6 +46,7 @@ class OutputProjectionFamily(TwinFamily):
     title = "output projection, all-reduce, residual, AttnRes and norm"
     outputs = ("prefix_out", "mlp_input")
     rotated = ("w_o", "res_norm", "res_proj", "norm_w")
+    older = ("prefix", "blocks")
     problem_type = OutputProjection
     default_engine = "cute_fused"
 

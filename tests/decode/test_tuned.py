@@ -33,7 +33,7 @@ class TwinRunner:
         self.compiled, self.transport = compiled, transport
         self.buffers = {BUFFER.name: torch.zeros(BUFFER.shape, dtype=torch.int32)}
 
-    def bind(self, tensors: dict[str, torch.Tensor], *, rows: int, fewer: dict[str, int]) -> Any:
+    def bind(self, tensors: dict[str, torch.Tensor], *, rows: int, fewer: dict[str, int], early: bool = False) -> Any:
         one = self.compiled.problem
         assert ("prefix" in tensors) == (one.kind != "restart")
         assert tuple(tensors["blocks"].shape) == (one.blocks, ROWS, one.hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -93,6 +94,25 @@ def test_a_step_of_kernels_alone_is_the_step_without_and_follows_its_plan(
     turn(weights, release)
     with pytest.raises(InputError, match="read the held layout"):
         steps(weights, used, requests, q_len)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_older_inputs_are_read_early_where_the_attention_begins_when_all_before_it_has_ended(
+    tiny: ModelCard, weights: RankWeights, twins: None, behind: bool
+) -> None:
+    """Not where the attention's launch may run beside older ones, nor where the saved blocks were copied just before."""
+    used = tuned.TunedOperators(tiny, every_entry(tiny), dtype=torch.float64, device="cpu")
+    for name in ("kda", "mla"):
+        used._kernels[name, None].releases_behind = behind
+    turn(weights, hold)
+    AnyTwinRunner.early = []
+    steps(weights, used, 3, 1)
+    turn(weights, release)
+    whole = 0
+    for before, (blocks, early) in itertools.pairwise([(0, False), *AnyTwinRunner.early]):
+        assert early == (behind and blocks == before[0])
+        whole += early
+    assert bool(whole) == behind
 
 
 def test_the_plan_of_k3_with_kernels_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +231,7 @@ def test_operators_have_fakes_that_know_shapes(tiny: ModelCard, weights: RankWei
     assert not AnyTwinRunner.calls  # nothing ran
     h = torch.randn(3, 256).double()
     out = torch.full((3, 512), float("nan")).double()
-    args = (kernels.handle, "h,w", [h, weights.lm_head], "logits", [out], 3, "")
+    args = (kernels.handle, "h,w", [h, weights.lm_head], "logits", [out], 3, "", False)
     torch.library.opcheck(library.operator("lm_head", "twin"), args, test_utils=("test_schema", "test_faketensor"))
     library.operator("lm_head", "twin")(*args)
     assert torch.allclose(out, h @ weights.lm_head.T)

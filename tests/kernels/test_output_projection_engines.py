@@ -138,9 +138,9 @@ def test_machine_code(arch, tp, rows, kind, change):
     assert (launch.blocks, launch.pdl, launch.needs_residency, launch.cluster_blocks) == (128, True, True, 1)
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert found.registers <= register_limit(launch.threads, CARDS[arch])
-    # one wait for the warps of the product, one for the mixers; each thread passes one
+    # one wait for the warps of the product; for the mixers one that an early launch goes around, and one that all pass
     waits = places(code, WAIT)
-    assert len(waits) == 2 and not any(code[wait].predicated for wait in waits)
+    assert len(waits) == 4 and not any(code[wait].predicated for wait in waits)
     loads = places(code, r"LDG\..*|LD\..*|LDGSTS.*")
     first = [code[place].mnemonic for place in loads if place < waits[0]]
     assert len(first) == chosen["depth"] * n_tiles and {name.split(".")[2] for name in first} == {"NA"}
@@ -152,6 +152,9 @@ def test_machine_code(arch, tp, rows, kind, change):
         for place in places(code, r"STG\..*|ATOM.*|RED\..*|REDG.*")
         if place < waits[0] or exits[-1] < place < waits[1]
     ]
+    # early: nothing is written between the two but scalars, and the record where a wait for them gives up
+    ahead = {code[place].mnemonic for place in places(code, r"STG\..*|ST\..*|ATOM.*|RED.*") if waits[1] < place < waits[2]}
+    assert "STG.E.128.STRONG.GPU" in ahead and not any("SYS" in name for name in ahead)
     # PDL
     releases = places(code, "PREEXIT")
     assert len(releases) == (0 if chosen["release"] == "end" else 1)
@@ -270,7 +273,7 @@ def test_any_number_of_saved_blocks_compiles(blocks):
     one = problem(2, 8, blocks=blocks)
     (launch,) = FUSED.compile(one, config(one), "sm_90a").launches
     assert kernel_resources(launch).spill_instructions == 0
-    assert len(launch.args) == 16
+    assert len(launch.args) == 17
 
 
 def test_delays_are_compiled_in_only_when_asked_for():

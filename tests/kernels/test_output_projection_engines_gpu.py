@@ -227,6 +227,37 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
     replay_often(case, 200)
 
 
+@pytest.mark.parametrize(
+    ("rows", "change"), [(1, {}), (8, {}), (8, {"rehearse": 1}), (5, {"packet": "b32e32", "jitter": 3})]
+)
+def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, rows, change):
+    """Behind a launch that lets go at once and writes x at its end; until then x is NaN."""
+    from k3lab.tuning.chain import predecessor
+
+    one = problem(rows, 16)
+    case = Case(device, one, {**config(one), **change}, engine=FUSED)
+    case.run(pdl=False)
+    case.judge()
+    first, x = case.bits(), case.tensors["x"]
+    before = predecessor(x.clone(), x, 3.0, case.runner.carveout)
+    call = case.runner.bind(case.tensors, early=True)
+    before()
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            x.fill_(float("nan"))
+            before()
+            call()
+    for _ in range(200):
+        case.poison()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert same(first, case.bits())
+    check_health(case.runner.buffers)
+
+
 @pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 33)])
 def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows):
     from k3lab.tuning.graphs import captured, programmatic_edges

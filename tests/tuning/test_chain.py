@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from k3lab.kernels import Launch
+from k3lab.kernels import Arg, Launch
 from k3lab.tuning import chain, graphs
 from k3lab.tuning.cubin import kernel_resources, sass
 from k3lab.tuning.policy import QUICK
 from k3lab.tuning.timing import BrokenMeasurement, Series
 
 X = torch.zeros(8, 16, dtype=torch.bfloat16)
-FAMILY = SimpleNamespace(rotated=("w",), constant=(), mutated=("state",), outputs=("out",))
+FAMILY = SimpleNamespace(rotated=("w",), constant=(), mutated=("state",), outputs=("out",), older=("prefix",))
 PDL = Launch("k3_a_b_main", b"", (1, 1, 1), (32, 1, 1), 0, (), pdl=True)
+EARLY = replace(PDL, args=(Arg("int32", "early"),))
 PLAIN = Launch("k3_a_b_other", b"", (1, 1, 1), (32, 1, 1), 0, ())
 
 
@@ -58,11 +60,16 @@ def launched(monkeypatch):
     class Runner:
         carveout = 75
 
-        def bind(self, tensors, *, pdl=None):
-            return lambda: seen.append(f"{tensors['w']}{'' if pdl is None else f' pdl={pdl}'}")
+        def __init__(self, compiled):
+            self.compiled = compiled
+
+        def bind(self, tensors, *, pdl=None, early=False):
+            return lambda: seen.append(
+                f"{tensors['w']}{'' if pdl is None else f' pdl={pdl}'}{' early' if early else ''}"
+            )
 
     def run(launches=(PDL,), edges=None):
-        copies = [{"x": X, "w": name, "state": X, "out": X} for name in ("w0", "w1")]
+        copies = [{"prefix": X.clone(), "x": X, "w": name, "state": X, "out": X} for name in ("w0", "w1")]
         for one in copies:
             one["w"] = Weight(one["w"])
         monkeypatch.setattr(chain, "predecessor", predecessor)
@@ -71,7 +78,7 @@ def launched(monkeypatch):
         found = sum(launch.pdl for launch in launches) * len(copies) if edges is None else edges
         monkeypatch.setattr(chain, "programmatic_edges", lambda graph: found)
         compiled = SimpleNamespace(launches=launches)
-        return chain.time_chain(FAMILY, compiled, Runner(), copies, QUICK), series, sources
+        return chain.time_chain(FAMILY, compiled, Runner(compiled), copies, QUICK), series, sources
 
     return run
 
@@ -96,6 +103,16 @@ def test_pairs_are_timed_with_the_edge_and_without(launched):
     assert source is not X
     assert (spin, found.programmatic_edges) == (chain.PREDECESSOR_US, 2)
     assert carveout == found.carveout == 75  # it leaves what the kernel takes
+
+
+def test_kernels_that_can_are_early_behind_the_edge_alone(launched):
+    """The predecessor writes nothing that the step has older, so what is older is there."""
+    found, series, _ = launched((EARLY,))
+    assert series[1:] == [
+        ["predecessor", "w0 early", "predecessor", "w1 early"],
+        ["predecessor", "w0 pdl=False", "predecessor", "w1 pdl=False"],
+    ]
+    assert found.early and not launched()[0].early
 
 
 def test_a_chain_that_lost_edges_is_a_broken_measurement(launched):
