@@ -190,6 +190,8 @@ def render_pair(console: Console, data: dict[str, Any]) -> None:
         for one in row["fallbacks"]:
             say(f"{row['rows']} rows: {one['family']} runs untuned: {one['reason']}")
         for name, own in row["backends"].items():
+            if own["off_auto"] is not None:
+                say(f"{row['rows']} rows, {name}: logits {own['off_auto']:.2g} from auto's, relatively")
             if own["routing_fault"]:
                 say(f"{row['rows']} rows, {name}: {own['routing_fault']}")
     for line in data["faults"]:

@@ -52,6 +52,17 @@ class Group:
         """One rank in place of a larger group."""
         return isinstance(self.comm, StandIn)
 
+    def meet(self) -> None:
+        """Wait on the host for all ranks, if there are others: whoever was slow is waited for here, not in a kernel.
+
+        Raises:
+            CollectiveError: a rank did not come within :data:`LIMIT_S`, or is gone.
+        """
+        if self.host is not None:
+            import torch
+
+            self.host.all_gather(torch.zeros(1), 0)
+
     def together(self, what: str, body: Callable[[], T]) -> T:
         """Run what needs all ranks; who does not come to it, or out of it, is named.
 

@@ -18,6 +18,8 @@ from .bars import KINDS, Graph, layer_floor_us, routing_fault
 from .launches import counted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .measure_bars import Bench, Load, Timer
     from .operators import Operators
 
@@ -82,8 +84,8 @@ def _told(graph: Graph) -> dict[str, Any]:
 
 
 def on_rank(
-    bench: Bench, operators: Operators, timer: Timer, samples: int, planned: Mapping[str, int]
-) -> dict[str, Any]:
+    bench: Bench, operators: Operators, timer: Timer, samples: int, planned: Mapping[str, int], beside: Tensor | None
+) -> tuple[dict[str, Any], Tensor]:
     """What this rank measures of one backend and load; all ranks call it.
 
     Args:
@@ -92,10 +94,12 @@ def on_rank(
         timer: of runs that all ranks make together.
         samples: of each graph.
         planned: launches a step of every tuned kernel.
+        beside: logits of another backend.
 
     Returns:
-        JSON-able: graphs of ``layers`` by kind and of the ``step``, ``launches`` against the plan (None without a graph),
-        ``distinct_experts``, ``digests`` of the logits of two runs.
+        (JSON-able: graphs of ``layers`` by kind and of the ``step``, ``launches`` against the plan (None without a graph),
+        ``distinct_experts``, ``digests`` of the logits of two runs, ``off``, how far they are from those beside; the
+        logits).
     """
     digests = []
     for _ in range(2):
@@ -110,7 +114,8 @@ def on_rank(
     return {
         "digests": digests, "layers": layers, "step": _told(whole), "distinct_experts": bench.distinct(operators),
         "launches": None if whole.launches is None else counted(planned, names_all),
-    }  # fmt: skip
+        "off": None if beside is None else ((logits - beside).norm() / beside.norm()).item(),
+    }, logits  # fmt: skip
 
 
 def _over(graphs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -172,6 +177,6 @@ def over_ranks(
     step = _over([one["step"] for one in ranks])
     return {
         "layers": layers, "pair_us": sum(one["us"] for one in layers.values()), "step": step,
-        "launches": ranks[0]["launches"], "distinct_experts": ranks[0]["distinct_experts"], "logits": ranks[0]["digests"][0],
+        "launches": ranks[0]["launches"], "off_auto": ranks[0]["off"], "distinct_experts": ranks[0]["distinct_experts"], "logits": ranks[0]["digests"][0],
         "routing_fault": routing_fault(card, load.rows, ranks[0]["distinct_experts"]), "faults": faults_of(ranks),
     }  # fmt: skip

@@ -59,11 +59,6 @@ class PairRank:
         )  # fmt: skip
         self.names = ("auto",) if self.bundle is None else ("auto", "latency_specialized")
 
-    def _meet(self) -> None:
-        """Wait on the host: who compiled or loaded longer is waited for here, not in a kernel."""
-        assert self.group.host
-        self.group.host.all_gather(torch.zeros(1), 0)
-
     def operators(self, name: str, load: Load) -> Operators:
         """Of a backend; the experts are brought into the layout that it reads. Without a GPU PyTorch and the twins."""
         where: dict[str, Any] = {"dtype": self.weights.dtype, "device": self.weights.device}
@@ -81,7 +76,7 @@ class PairRank:
                 self.card, self.choices[load], transport=self.group.transport, pool=self._pool, context_group=shared, **where
             )  # fmt: skip
             made.take(self.weights)
-        self._meet()
+        self.group.meet()  # loading takes its time
         return made
 
     def planned(self, name: str, load: Load) -> Plan | None:
@@ -100,12 +95,13 @@ class PairRank:
     def measured(self, load: Load, samples: int) -> dict[str, Any]:
         """Backend to what :func:`~k3lab.decode.layer_pair.on_rank` says of it."""
         comm = self.group.comm
-        timer = together(comm.meet) if isinstance(comm, SymmetricGroup) else by_clock(self._meet)
-        found = {}
+        timer = together(comm.meet) if isinstance(comm, SymmetricGroup) else by_clock(self.group.meet)
+        found, beside = {}, None
         for name in self.names:
             self.say(f"{load.rows} rows, {name}", 0, 1)
-            operators = self.operators(name, load)
-            found[name] = on_rank(self._bench(load), operators, timer, samples, _launches(self.planned(name, load)))
+            operators, planned = self.operators(name, load), _launches(self.planned(name, load))
+            found[name], logits = on_rank(self._bench(load), operators, timer, samples, planned, beside)
+            beside = logits if beside is None else beside
         return found
 
     def traced(self, load: Load, folder: Path, record: Recorder) -> dict[str, Any]:
@@ -119,8 +115,8 @@ class PairRank:
         name, path = self.names[-1], folder / f"rank{self.group.rank}.json.gz"
         operators = self.operators(name, load)
         _, run = self._bench(load).captured(operators)
-        self._meet()
         with record(path):
+            self.group.meet()  # profilers start at leisure
             for step in range(STEPS):
                 with profiler_range(f"decode step {step}"):
                     run()

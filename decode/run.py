@@ -149,6 +149,8 @@ def _run(
 ) -> RunReport:  # fmt: skip
     if options.trace and device is None:
         raise InputError("--trace records device kernels and needs an NVIDIA GPU, and none is visible here")
+    if group and group.alone:
+        options.check_alone(group.rank)
     if options.drafts:
         from .speculate_run import check_drafter
 

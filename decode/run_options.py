@@ -138,6 +138,14 @@ class RunOptions:
         check_context(card, self.context)
         self._check_drafts()
 
+    def check_alone(self, rank: int) -> None:
+        """Raise InputError for a rank that runs alone and would hold no token of a shared context at its first step."""
+        if self.dcp > 1 and self.fill + self.prompt <= rank:
+            raise InputError(
+                f"rank {rank} alone holds no token of a context of {self.fill + self.prompt} over {self.dcp} ranks;"
+                " --fill-context or --prompt makes it longer"
+            )
+
     def _check_drafts(self) -> None:
         if not 0 <= self.drafts <= MAX_DRAFTS:
             raise InputError(f"drafts is {self.drafts}; a step verifies 1 to {MAX_DRAFTS}, or 0 for plain steps")

@@ -170,6 +170,6 @@ def _row(
 
 def untimed(one: Mapping[str, Any]) -> dict[str, Any]:
     """The same without a time."""
-    kept = ("launches", "distinct_experts", "routing_fault", "logits", "faults")
+    kept = ("launches", "off_auto", "distinct_experts", "routing_fault", "logits", "faults")
     layers = {kind: {name: own[name] for name in ("launches", "kernels")} for kind, own in one["layers"].items()}
     return {**{name: one[name] for name in kept}, "layers": layers}

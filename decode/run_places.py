@@ -248,6 +248,7 @@ def run_gpu(
         say("graph step", options.tokens, options.tokens)
         if recorder is not None:
             with recorder:
+                group.meet()  # profilers start at leisure
                 decoder.decode(prompts[:, -1], options.tokens)
         decoder.close()
         return graph, kernel_names(decoder.capture.graphs[0])

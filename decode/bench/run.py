@@ -98,6 +98,8 @@ def _bench(
     from .places import Wanted, run_here
 
     device = group.device if group else device
+    if group and group.alone:
+        options.check_alone(group.rank)
     if options.drafts:
         from ..speculate_run import check_drafter
 

@@ -43,7 +43,7 @@ def rank(late: float, slow: float = 0.0) -> dict[str, Any]:
     few, many = ([50 + late + at * (80 + slow)] * 4 for at in (1, 3))
     few[2] += 30
     return {
-        "digests": ["aa", "aa"], "distinct_experts": 120.0, "step": graph(6, *many),
+        "digests": ["aa", "aa"], "distinct_experts": 120.0, "off": 0.01, "step": graph(6, *many),
         "launches": {"differences": []},
         "layers": {kind: {"graphs": [graph(1, *few), graph(3, *many)], "kernels": {"k3_x": 2.0}} for kind in ("kda", "mla")},
     }  # fmt: skip
@@ -156,6 +156,8 @@ def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:
     assert len(first["each"]) == 2
     for row in first["rows"]:
         assert set(row["backends"]) == {"auto", "latency_specialized"}
+        assert row["backends"]["auto"]["off_auto"] is None
+        assert 0 < row["backends"]["latency_specialized"]["off_auto"] < 0.1  # twins beside PyTorch, in BF16
         for own in row["backends"].values():
             assert own["launches"] is None
             for layer in own["layers"].values():
