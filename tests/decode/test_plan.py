@@ -212,17 +212,22 @@ def test_entries_that_nothing_launches_are_listed(write_bundle: Callable[..., Pa
     small = mla.model_copy(update={"rows": 4})
     tp8 = mla.model_copy(update={"key": {**mla.key, "tp": 8}})
     h200 = mla.model_copy(update={"gpu": "H200"})
-    body = bundle.body.model_copy(update={"entries": (kda, own, small, tp8, h200)})
+    embed = small.model_copy(
+        update={"family": "lm_head", "key": family("lm_head").problem(K3, tp=16, rows=4, kind="embed").key}
+    )
+    body = bundle.body.model_copy(update={"entries": (kda, own, small, tp8, h200, embed)})
     made = plan(K3, tp=16, rows=8, backend="latency_specialized", bundle=replace(bundle, body=body))
     assert [(one.family, one.problem, one.reason) for one in made.unused] == [
         ("probe_of_nobody", "tp=16 width=7168 rows=8", "no launch of kimi-k3 uses this family"),
         ("attention_projection", "mla-tp16-rows4", "it serves at most 4 rows, this step has 8"),
         ("attention_projection", "mla-tp8-rows8", "no launch of kimi-k3 at TP 16 has this problem"),
         ("attention_projection", "mla-tp16-rows8", "it was tuned for H200, this step is for GB300"),
+        ("lm_head", "embed-tp16-rows4", "it serves at most 4 rows, this step has 8"),
     ]
     assert [one["family"] for one in made.to_json()["unused_entries"]] == [
         "probe_of_nobody",
         *["attention_projection"] * 3,
+        "lm_head",
     ]
     assert "probe_of_nobody" not in made.families().values()
 
