@@ -10,6 +10,7 @@ from ..cute_sources import CUTE_PARTS
 from ..params import K_ORDER, RELEASE, pinned
 from ..residency import register_limit
 from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
 from .common import TENSORS, kda
 from .family import Kda
 from .layout import DIM, MOST_STEPS, RANK, TAPS, Split
@@ -49,7 +50,7 @@ def registers(split: Split) -> int:
         + words * split.value_turns
         + 28
     )
-    at_work = min(split.depth + 1, split.together) * split.state_words + split.state_words + 12 * split.quads
+    at_work = min(split.depth + 1, split.together) * split.state_words + 12 * split.quads + 2 * split.turns + 8
     if split.form == "wy":
         rows = split.turns + split.key_turns
         at_work = rows * (2 * split.padded_steps + 4 * split.quads) + 4 * split.quads
@@ -148,7 +149,7 @@ class CuteEngine(Engine):
         )
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
-        """One launch."""
+        """One launch. ``stamps``, not in the space: see :mod:`..stamps`."""
         from cutlass import Int32
 
         from ..cute_compile import compile_cute
@@ -157,13 +158,17 @@ class CuteEngine(Engine):
         problem = kda(problem)
         split = split_of(problem, config)
         fakes = fake_tensors(problem)
-        more = (float(problem.lower_bound), float(problem.eps), str(config["release"]), split)
+        more = (float(problem.lower_bound), float(problem.eps), str(config["release"]), min(build_of(config), 0), split)
         launch = compile_cute(
             launch_step, (*(fakes[name] for name in TENSORS), Int32(1), *more), arch, grid=(split.blocks, 1, 1),
             block=(split.threads, 1, 1), shared_bytes=split.shared_bytes,
             args=(*(Arg("tensor", name) for name in TENSORS), Arg("int32", "rows")), cluster=(split.parts, 1, 1), pdl=True,
         )  # fmt: skip
         return Compiled(self.family, self.name, problem, config, arch, (launch,))
+
+    def releases_behind(self, config: Config) -> bool:
+        """Other than at entry a block releases behind its wait."""
+        return str(config["release"]) != "entry"
 
     def work(self, problem: Problem, config: Config) -> Work:
         """Every block reads the gate rows, taps and projections of its head; parts hand over once."""
