@@ -100,6 +100,10 @@ FAULTS = (
 FAULTY = FakeEngine(
     "faulty", (Param("fault", FAULTS, "what goes wrong"), Param("n", (0, 1), "n")), (), {"fault": "none", "n": 0}
 )
+FAULTY_STATUSES = {
+    "compile_error": 2, "compile_timeout": 2, "crashed": 8, "illegal": 2, "ok": 4, "oom": 4, "timeout": 2, "unstable": 4, "wrong": 2,
+}  # fmt: skip
+"""How the trials of its whole space end."""
 
 
 class FakeFamily(Family):
