@@ -39,7 +39,7 @@ LIMIT_S, PATIENT_S, WALL_S = 4.0, 60.0, 120.0
 PROMPT = (17, 400, 3, 256, 8, 9, 44)
 
 
-def logits(comm: Any, operators: Any, dcp: int = 1) -> torch.Tensor:
+def logits(comm: Any, operators: Any, dcp: int = 1, *, steps: int = len(STEPS), chunk: int = 3) -> torch.Tensor:
     """Of a prompt and a few steps behind it, all in one row."""
     weights = random_weights(CARD, seed=5, dtype=torch.float64, tp=comm.size, rank=comm.rank)
     cache = DecodeCache(
@@ -47,8 +47,8 @@ def logits(comm: Any, operators: Any, dcp: int = 1) -> torch.Tensor:
     )
     slots = [cache.add(), cache.add()]
     many = PrefillOperators(CARD, dtype=torch.float64, device="cpu", context_group=context_group(comm, dcp))
-    found = [prefill(weights, cache, slots[1], torch.tensor(PROMPT), many, comm, chunk=3)]
-    for ids in STEPS:
+    found = [prefill(weights, cache, slots[1], torch.tensor(PROMPT), many, comm, chunk=chunk)]
+    for ids in STEPS[:steps]:
         found.append(step(weights, cache, torch.tensor(ids), slots, operators, comm).flatten())
         cache.accept(slots, [1, 1])
     return torch.cat(found)
@@ -91,7 +91,7 @@ def pair(rank: int, size: int, store: dist.Store) -> dict:
     # without a GPU nothing is looked for in it: the twins stand for what it would have
     bundle: Any = SimpleNamespace(entries=())
     loads = [Load(1, 2, 5, size), Load(1, 1, 5, size)]
-    return {"record": run_pair(CARD, group, bundle, loads, pairs=2, samples=4)}
+    return {"record": run_pair(CARD, group, bundle, loads, pairs=2, samples=2)}
 
 
 SCENARIOS = {one.__name__: one for one in (plain, late, killed, pair)}

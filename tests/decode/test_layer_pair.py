@@ -162,7 +162,7 @@ def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:
             assert own["launches"] is None
             for layer in own["layers"].values():
                 assert [one["layers"] for one in layer["graphs"]] == [1, 2]
-                assert [len(one["samples_us"]) for one in layer["graphs"][0]["ranks"]] == [4, 4]
+                assert [len(one["samples_us"]) for one in layer["graphs"][0]["ranks"]] == [2, 2]
     traced = {"classes": [{"name": "class A (kda)", "largest_ns": 81_500, "spread_ns": 900}], "error": "odd"}
     shown = {
         **first,
