@@ -50,7 +50,8 @@ def registers(split: Split) -> int:
         + words * split.value_turns
         + 28
     )
-    at_work = min(split.depth + 1, split.together) * split.state_words + 12 * split.quads + 2 * split.turns + 8
+    states = min(split.depth + 1, split.together) + (split.together > 1)
+    at_work = states * split.state_words + 12 * split.quads
     if split.form == "wy":
         rows = split.turns + split.key_turns
         at_work = rows * (2 * split.padded_steps + 4 * split.quads) + 4 * split.quads
