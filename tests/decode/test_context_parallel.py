@@ -14,6 +14,7 @@ from k3lab.decode.backends import backend_of
 from k3lab.decode.bindings import step_kind
 from k3lab.decode.caches import DecodeCache
 from k3lab.decode.context_parallel import context_group
+from k3lab.decode.greedy import GreedyGraph
 from k3lab.decode.group import Group
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.packing import pack
@@ -250,3 +251,20 @@ def test_ranks_that_share_contexts_otherwise_end_before_anything_waits(tiny: Mod
     weights: Any = None
     with pytest.raises(InputError, match="ranks have dcp 2, 1; start every rank with the same options"):
         backend_of(tiny, RunOptions(tp=2, dcp=2), (), weights, group, None)
+
+
+def test_a_captured_loop_filled_up_with_the_padding_slot_decodes_shared_contexts(
+    tiny: ModelCard, tiny_tensors: ModelTensors
+) -> None:
+    def tokens(comm: Collectives, dcp: int) -> list[list[list[int]]]:
+        weights = rank_of(tiny_tensors, tiny, comm)
+        cache = DecodeCache(tiny, tp=comm.size, dcp=dcp, padding=True, **SIZES)
+        graph = GreedyGraph(weights, cache, 2, reference(tiny, context_group(comm, dcp)), comm)
+        first, second = cache.add(), cache.add()
+        graph.begin([second], torch.tensor([17]))  # one row is nobody's
+        found = [graph.step() for _ in range(2)]
+        graph.begin([second, first], torch.tensor([found[-1][0][0], 400]))
+        return found + [graph.step() for _ in range(2)]
+
+    want = tokens(SingleRank(), 1)
+    assert run_virtual_ranks(2, lambda comm: tokens(comm, 2)) == [want, want]
