@@ -94,7 +94,7 @@ def pair_command(
         with progress_bar() as told:
             found = run_pair(
                 card, group, own, loads, pairs=pairs, seed=seed, samples=samples, time_sliced=time_sliced,
-                traces=_traces(traces), say=told if group.rank == 0 else None,
+                traces=_traces(traces), model=model, say=told if group.rank == 0 else None,
             )  # fmt: skip
     finally:
         group.close()

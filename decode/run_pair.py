@@ -58,7 +58,7 @@ def check_pair(card: ModelCard, loads: Sequence[Load], *, tp: int, pairs: int, s
 
 def run_pair(
     card: ModelCard, group: Group, bundle: Finder | None, loads: Sequence[Load], *, pairs: int, seed: int = 0, samples: int = 30,
-    time_sliced: bool = False, traces: Traces | None = None, say: Say | None = None,
+    time_sliced: bool = False, traces: Traces | None = None, model: str = "", say: Say | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure on all ranks; every rank calls it and gets the same record.
 
@@ -72,6 +72,7 @@ def run_pair(
         samples: replays of each graph.
         time_sliced: ranks share GPUs: no time is kept.
         traces: a trace a rank, of the first load on the tuned path, or without a bundle on ``auto``.
+        model: what ``--model`` was, for the commands a fallback names.
         say: is told how far it is.
 
     Raises:
@@ -88,7 +89,7 @@ def run_pair(
             verify=load.q_len, one_rank=True,
         )  # fmt: skip
     watch_memory(device)
-    bundle, choices = _chosen(part, group, bundle, loads)
+    bundle, choices = _chosen(part, group, bundle, loads, model)
 
     def measured() -> tuple[list[dict[str, Any]], PairRank]:
         own = PairRank(part, group, bundle, choices, seed, say or (lambda _what, _done, _of: None))
@@ -129,7 +130,7 @@ def _traced(rank: PairRank, load: Load, traces: Traces) -> dict[str, Any]:
 
 
 def _chosen(
-    part: ModelCard, group: Group, bundle: Finder | None, loads: Sequence[Load]
+    part: ModelCard, group: Group, bundle: Finder | None, loads: Sequence[Load], model: str
 ) -> tuple[Finder | None, Chosen]:
     """What the bundle offers that fits on every rank's GPU; nothing without a GPU or a bundle."""
     device = group.device
@@ -140,7 +141,7 @@ def _chosen(
         return {
             load: choose(
                 part, tp=group.size, rows=load.rows, gpu=device.need_card().name, bundle=found, only=TUNED_FAMILIES,
-                objective="measured", form=load.form,
+                objective="measured", model=model, form=load.form,
             )
             for load in loads
         }  # fmt: skip
