@@ -198,13 +198,14 @@ class TunedOperators(AutoOperators):
         given = {"x": x, "w_o": attention.o_proj, **self._mixed(own, blocks, mix)}
         if prefix is not None:
             given["prefix"] = prefix
-        early = self._begins_alone(attention) and not self._saved[own.rows].copied
+        before = "kda" if _kind(attention) == "kda" else "mla"
+        early = self._begins_alone(before) and not self._saved[own.rows].copied
         made = own(given, rows=x.shape[0], fewer={"blocks": len(blocks)}, early=early)
         return made["prefix_out"], made["mlp_input"]
 
-    def _begins_alone(self, attention: KdaAttention | MlaAttention) -> bool:
-        """Whether the attention's last launch begins when all before it has ended: the residual and the saved blocks are there."""
-        before = self._kernels.get(("kda" if _kind(attention) == "kda" else "mla", None))
+    def _begins_alone(self, family: str) -> bool:
+        """Whether what follows a family's launches begins when all that was before these has ended, and may read it early."""
+        before = self._kernels.get((family, None))
         return before is None or before.releases_behind
 
     def _begin(self) -> None:
@@ -253,7 +254,7 @@ class TunedOperators(AutoOperators):
             # the tuned router's are int32 already: no launch
             "latent": latent, "ids": ids.int(), "weights": weights, "x": x, **held_experts(mlp.experts), **held_shared(mlp),
         }  # fmt: skip
-        made = own(given, rows=x.shape[0])
+        made = own(given, rows=x.shape[0], early=self._begins_alone("router"))
         return made["latent_partial"], made["shared_partial"]
 
     def moe_tail(

@@ -77,13 +77,14 @@ def buffers(plan: Plan) -> tuple[Buffer, ...]:
     )
 
 
-def arguments(problem: Experts, plan: Plan) -> tuple[Arg, ...]:
-    """Of the kernel, in order; null where there is no shared expert."""
+def arguments(problem: Experts, plan: Plan, early: bool) -> tuple[Arg, ...]:
+    """Of the kernel, in order; null where there is no shared expert, and where nothing is done early."""
     from .family import FAMILY
 
     there = {*FAMILY.draws(problem), *FAMILY.output_specs(problem), *(buffer.name for buffer in buffers(plan))}
     names = (*INPUTS, *(buffer.name for buffer in buffers(plan)))
-    return (*(Arg("tensor", name) if name in there else Arg("null") for name in names), Arg("int32", "rows"))
+    tensors = (Arg("tensor", name) if name in there else Arg("null") for name in names)
+    return (*tensors, Arg("int32", "rows"), Arg("int32", "early") if early else Arg("null"))
 
 
 def fake_tensors(problem: Experts, plan: Plan) -> list[Any]:
@@ -167,6 +168,11 @@ class CuteEngine(Engine):
                     "blocks for the shared expert alone; 0: all blocks take units of both",
                 ),
                 Param("sms", (gpu.sms,), "SMs that the grid covers"),
+                Param(
+                    "early",
+                    ("none", "shared") if problem.has_shared else ("none",),
+                    "shared: its first products come before the routed ones are known, in a step before the wait for them",
+                ),
                 RELEASE,
                 K_ORDER,
             ),
@@ -196,7 +202,7 @@ class CuteEngine(Engine):
                 return {
                     "warps": warps, "depth": depth, "x_depth": depth if depth == steps else 2 if steps % 2 == 0 else 1, "tasks": 1, "per_sm": 1,
                     "reserved": 0,
-                    "sms": gpu.sms, "release": "loads", "k_order": "free",
+                    "sms": gpu.sms, "early": "none", "release": "loads", "k_order": "free",
                 }  # fmt: skip
         raise InputError(f"latent {problem.latent} and hidden {problem.hidden} do not divide over the warps of a block")
 
@@ -208,18 +214,18 @@ class CuteEngine(Engine):
         from .cute_experts import launch
 
         problem = experts(problem)
-        plan = plan_of(problem, config)
+        plan, early = plan_of(problem, config), config["early"] == "shared"
         built = compile_cute(
             launch,
             (
-                *fake_tensors(problem, plan), Int32(1), plan, problem.beta, problem.linear_beta, str(config["release"]),
-                build_of(config), int(config["per_sm"]),
+                *fake_tensors(problem, plan), Int32(1), Int32(0), plan, problem.beta, problem.linear_beta, early,
+                str(config["release"]), build_of(config), int(config["per_sm"]),
             ),
             arch,
             grid=(plan.blocks, 1, 1),
             block=(plan.threads, 1, 1),
             shared_bytes=plan.shared_bytes,
-            args=arguments(problem, plan),
+            args=arguments(problem, plan, early),
             pdl=True,
         )  # fmt: skip
         built = dataclasses.replace(built, needs_residency=True)

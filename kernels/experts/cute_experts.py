@@ -128,9 +128,9 @@ def lot(block: Int32, PLAN: cutlass.Constexpr):
 def k3_experts_cute_stream(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
-    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, early: Int32,
+    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, EARLY: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """out[rows, latent], this rank's partial of the routed experts, and shared_out[rows, hidden]; ``rows <= PLAN.rows``.
 
@@ -140,6 +140,9 @@ def k3_experts_cute_stream(
     never wait, second ones for first ones only, sums for second ones.
     Sums: MMAs of a scale group ascending (shared: of all groups of a warp), groups of a warp ascending in FP32, then (first
     products) warps ascending; expert outputs rounded to BF16, weighted and added by slots ascending.
+
+    ``EARLY``: the shared expert's first products come before tokens are grouped; with ``early``, when x is older than the
+    launch before, ahead of the dependency wait too.
     """
     stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
@@ -159,12 +162,26 @@ def k3_experts_cute_stream(
     unit, stride, takes_wide, takes_routed = lot(block, PLAN)
     turn = Int32(0)
     ends = [takes_wide * PLAN.shared_first]
-    early = Int32(PLAN.depth) if unit < ends[0] else Int32(0)
-    at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], early, Int32(0)]
+    asked = Int32(PLAN.depth) if unit < ends[0] else Int32(0)
+    at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], asked, Int32(0)]
     ring = fill(at, PLAN, False)
-    arch.griddepcontrol_wait()
+    if cutlass.const_expr(EARLY):  # noqa: SIM102, compiled in or not, then asked at run time
+        if early == Int32(0):
+            arch.griddepcontrol_wait()
+    if cutlass.const_expr(not EARLY):
+        arch.griddepcontrol_wait()
     stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
+    if cutlass.const_expr(EARLY):
+        ends *= 4  # nothing is known yet of what comes behind the shared expert's units
+        while unit < ends[0]:
+            following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
+            ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
+            arch.sync_threads()
+            shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)
+            unit, turn, at = unit + stride, turn + 1, following
+        arch.griddepcontrol_wait()
+        ends = ends[:1]
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         number = block * PLAN.warps + warp
         quantize_rows(latent_at, coarse.iterator.toint(), ready_at, rows, number, lane, epoch, PLAN)
@@ -177,7 +194,7 @@ def k3_experts_cute_stream(
         ring = fill(at, PLAN, True)
     stage(JITTER, "asked")
 
-    if cutlass.const_expr(PLAN.wide > 0):
+    if cutlass.const_expr(PLAN.wide > 0 and not EARLY):
         while unit < ends[0]:
             following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
             ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
@@ -292,14 +309,14 @@ k3_experts_cute_stream.set_name_prefix("k3_experts_cute_stream", remove_cutlass_
 def launch(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, w13: cute.Tensor, w13_scale: cute.Tensor, w2: cute.Tensor,
     w2_scale: cute.Tensor, x: cute.Tensor, gate_up: cute.Tensor, down: cute.Tensor, out: cute.Tensor, shared_out: cute.Tensor,
-    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
-    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr, PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
+    hidden: cute.Tensor, outputs: cute.Tensor, wide: cute.Tensor, done: cute.Tensor, coarse: cute.Tensor, ready: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, early: Int32,
+    PLAN: cutlass.Constexpr, BETA: cutlass.Constexpr, LINEAR: cutlass.Constexpr, EARLY: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, PER_SM: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: registers for ``PER_SM`` blocks an SM; the carveout only spares the compiler asking a driver."""
     k3_experts_cute_stream(
         latent, ids, weights, w13, w13_scale, w2, w2_scale, x, gate_up, down, out, shared_out, hidden, outputs, wide, done, coarse, ready, epochs,
-        health, rows, PLAN, BETA, LINEAR, RELEASE, JITTER,
+        health, rows, early, PLAN, BETA, LINEAR, EARLY, RELEASE, JITTER,
     ).launch(
         grid=[PLAN.blocks, 1, 1], block=[PLAN.threads, 1, 1], stream=stream, use_pdl=True, min_blocks_per_mp=PER_SM,
         preferred_smem_carveout=50,

@@ -75,6 +75,7 @@ class ExpertsFamily(TwinFamily):
     title = "routed MXFP4 experts and the shared expert"
     outputs = ("latent_partial", "shared_partial")
     rotated = (*LOADED, *SHARED)
+    older = ("x",)
     problem_type = Experts
     default_engine = "cute"
 

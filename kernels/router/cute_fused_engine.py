@@ -106,6 +106,10 @@ class CuteFusedEngine(Engine):
         made = dataclasses.replace(made, needs_residency=True)
         return Compiled(self.family, self.name, problem, config, arch, (made,), buffers)
 
+    def releases_behind(self, config: Config) -> bool:
+        """Other than at entry all blocks release behind their wait."""
+        return str(config["release"]) != "entry"
+
     def work(self, problem: Problem, config: Config) -> Work:
         """Every cluster reads x; packets are written and read once; cluster, ranks and rows hand over one after the other."""
         problem = router(problem)

@@ -69,7 +69,7 @@ def route(
     _, bias, _, _, _, order, units, _, counter, _ = tensors
     t, _, _ = arch.thread_idx()
     threads = 32 * C.warps
-    if cutlass.const_expr(RELEASE != "end"):
+    if cutlass.const_expr(RELEASE == "entry"):
         arch.griddepcontrol_launch_dependents()
     kinds = (Uint64, Uint64, Float32, Int32, Int32, Uint32, Uint32, Uint32, Int64)
     sizes, pieces = C.sizes(), []
@@ -94,6 +94,8 @@ def route(
         for m in cutlass.range(t, C.chunks * 32 * C.tall, threads, unroll=1):
             masks[m] = Uint32(0)
     arch.griddepcontrol_wait()
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
     stage(JITTER, "woken")
     epoch = Uint32(0)
     if cutlass.const_expr(MAIL):
@@ -137,9 +139,11 @@ def copy(
     """Block ``part`` of its cluster brings every ``blocks``-th thread's share of all ranks' latents into [rows, L] BF16."""
     B = C.board
     t, _, _ = arch.thread_idx()
-    if cutlass.const_expr(RELEASE != "end"):
+    if cutlass.const_expr(RELEASE == "entry"):
         arch.griddepcontrol_launch_dependents()
     arch.griddepcontrol_wait()
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
     stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
     parity = Int32(epoch & Uint32(1))

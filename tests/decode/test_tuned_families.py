@@ -97,22 +97,26 @@ def test_a_step_of_kernels_alone_is_the_step_without_and_follows_its_plan(
 
 
 @pytest.mark.parametrize("behind", [True, False])
-def test_older_inputs_are_read_early_where_the_attention_begins_when_all_before_it_has_ended(
+def test_older_inputs_are_read_early_where_the_launch_before_begins_when_all_before_it_has_ended(
     tiny: ModelCard, weights: RankWeights, twins: None, behind: bool
 ) -> None:
-    """Not where the attention's launch may run beside older ones, nor where the saved blocks were copied just before."""
+    """Not where that launch may run beside older ones, nor where the saved blocks were copied just before."""
     used = tuned.TunedOperators(tiny, every_entry(tiny), dtype=torch.float64, device="cpu")
-    for name in ("kda", "mla"):
+    for name in ("kda", "mla", "router"):
         used._kernels[name, None].releases_behind = behind
     turn(weights, hold)
     AnyTwinRunner.early = []
     steps(weights, used, 3, 1)
     turn(weights, release)
-    whole = 0
-    for before, (blocks, early) in itertools.pairwise([(0, False), *AnyTwinRunner.early]):
+    told = {
+        name: [(blocks, early) for who, blocks, early in AnyTwinRunner.early if who == name]
+        for name in ("output_projection", "experts")
+    }
+    assert len(told["experts"]) > 3 and all(early == behind for _, early in told["experts"])
+    mixed = told["output_projection"]
+    assert any(early for _, early in mixed) == behind
+    for before, (blocks, early) in itertools.pairwise([(0, False), *mixed]):
         assert early == (behind and blocks == before[0])
-        whole += early
-    assert bool(whole) == behind
 
 
 def test_the_plan_of_k3_with_kernels_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

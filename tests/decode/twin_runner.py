@@ -18,8 +18,8 @@ class AnyTwinRunner:
     """Every tensor must be contiguous and of the family's shape; dead rows and blocks are left out."""
 
     calls: list[tuple[str, str, int]]
-    early: list[tuple[int, bool]] = []  # noqa: RUF012  # of all runners; emptied by the test that looks at it
-    """Of each call of kernels that may read older inputs ahead of their wait: saved blocks, and whether they were told to."""
+    early: list[tuple[str, int, bool]] = []  # noqa: RUF012  # of all runners; emptied by the test that looks at it
+    """Of each call of kernels that may read older inputs ahead of their wait: family, saved blocks, whether told to."""
 
     def __init__(self, compiled: Compiled, device: str, transport: Any) -> None:
         self.compiled, self.transport = compiled, transport
@@ -31,7 +31,7 @@ class AnyTwinRunner:
     ) -> Any:
         assert not early or self.family.older
         if self.family.older:
-            AnyTwinRunner.early.append(((fewer or {})["blocks"], early))
+            AnyTwinRunner.early.append((self.family.name, (fewer or {}).get("blocks", 0), early))
         assert all(tensor.is_contiguous() for tensor in tensors.values())
         own = replace(self.compiled.problem, rows=rows)
         shapes = self.family.input_shapes(own)

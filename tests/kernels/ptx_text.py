@@ -90,6 +90,15 @@ class Memory:
         at, dtype, shape = self.places[name]
         return self.data[at : at + math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).copy()
 
+    def touched(self, addresses: set[int]) -> set[str]:
+        """The tensors in which some of the addresses lie."""
+        found, places = set(), np.array(sorted(addresses))
+        for name, (at, dtype, shape) in self.places.items():
+            end = at + math.prod(shape) * np.dtype(dtype).itemsize
+            if ((places >= at) & (places < end)).any():
+                found.add(name)
+        return found
+
     def guards_hold(self) -> bool:
         """Whether nothing was written between the tensors."""
         held = np.zeros(self.used, dtype=bool)

@@ -121,6 +121,34 @@ def test_blocks_for_the_shared_expert_alone_change_no_bit(device, rows, reserved
             case.judge(live)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 33])
+def test_the_shared_expert_may_begin_before_what_it_does_not_need_is_there(device, rows):
+    """Behind a launch that lets go at once and writes the latents at its end; until then they are NaN. x is older."""
+    from k3lab.tuning.chain import predecessor
+
+    case = Case(device, exact_problem(rows, "bf16"), CUTE, early="shared")
+    case.run(pdl=False)
+    case.judge()
+    latent = case.inputs["latent"]
+    before = predecessor(latent.clone(), latent, 3.0, case.runner.carveout)
+    call = case.runner.bind({**case.inputs, **case.outputs}, early=True)
+    before()
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            latent.fill_(float("nan"))
+            before()
+            call()
+    for turn in range(100):
+        graph.replay()
+        torch.cuda.synchronize()
+        if turn % 20 == 0:
+            case.judge()
+    check_health(case.runner.buffers)
+
+
 @pytest.mark.parametrize("change", [{"tasks": 7}, {"warps": 8, "depth": 14, "x_depth": 2, "tasks": 7}])
 def test_a_unit_of_many_tasks_behind_the_shared_expert(device, change):
     """Its ring holds more steps than the shared expert's unit before it asks ahead for."""

@@ -27,18 +27,11 @@ AT_ONCE = 32
 class ProjectionMachine(ExpertsMachine):
     """With the instructions that these kernels add. A multicast store goes where its address says: one rank's slot."""
 
-    early: frozenset[int] = frozenset()
-    """Addresses that some thread touched before its dependency wait."""
     free: tuple[int, int] = (0, 0)
     """Where packets may be met before it: scalars, by a launch that was told that their readers have ended."""
 
     def may_meet(self, at: np.ndarray, who: np.ndarray) -> bool:
         return super().may_meet(at, who) or bool(((at >= self.free[0]) & (at < self.free[1])).all())
-
-    def note(self, step: Step, who: np.ndarray) -> None:
-        super().note(step, who)
-        ahead = who[~self.waited[who]]
-        self.early |= set(self.address(step.args[step.name[0] == "ld"], ahead, "u64").tolist())
 
     def do_rsqrt(self, step: Step, who: np.ndarray) -> None:
         with np.errstate(all="ignore"):
@@ -127,18 +120,6 @@ class Case:
         assert self.memory.guards_hold()
         return ran
 
-    def touched(self, machine: ProjectionMachine) -> set[str]:
-        """Tensors of which some thread touched a part before its dependency wait."""
-        ends = {
-            name: at + np.dtype(dtype).itemsize * math.prod(shape)
-            for name, (at, dtype, shape) in self.memory.places.items()
-        }
-        return {
-            name
-            for name, (at, _, _) in self.memory.places.items()
-            if any(at <= one < ends[name] for one in machine.early)
-        }
-
     def judge(self) -> None:
         wanted = twin(self.one, self.inputs, FACTORS, self.config.get("exchange"))
         value, bound = exact_input(self.inputs, wanted["prefix_out"], self.one.eps)
@@ -184,7 +165,7 @@ def test_one_launch_of_128_blocks_that_wait_for_each_other_has_the_twins_bits(
     weights = {"w_o", "res_norm", "res_proj", "norm_w"}
     # a rehearsal polls the mailbox once, for nothing
     older = {"prefix", "blocks", "epochs", "mailbox"} if early else set()
-    assert case.touched(machine) == weights | older
+    assert case.memory.touched(machine.early) == weights | older
     assert (case.memory.get("epochs") == 1).all() and not case.memory.get("health").any()
 
 
