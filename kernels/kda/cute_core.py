@@ -155,28 +155,36 @@ def as_floats(words: list):
 
 @cute.jit
 def send_squares(
-    mine: list, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32, lane: Int32, SPLIT: cutlass.Constexpr
+    mine: list, real: Int32 | None, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32, lane: Int32,
+    SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """This block's sums of squares to all blocks of the head; a cluster has met before."""
+    """This block's sums of squares to all blocks of the head, which have met before; not where ``real`` is zero."""
     run = SPLIT.padded_steps // SPLIT.packets
     squares_of_warp(mine, memory, warp, lane, SPLIT)
     arch.sync_threads()
     if cutlass.const_expr(SPLIT.parts > 1):
         sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
         pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, run)
-        push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+        if cutlass.const_expr(real is None):
+            push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+        else:
+            if real != Int32(0):
+                push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
 
 
 @cute.jit
 def norm_factors(
-    norms: list, gates: list, memory: cute.Pointer, arrived: cute.Pointer, lane: Int32, EPS: cutlass.Constexpr,
+    norms: list, gates: list, real: Int32 | None, memory: cute.Pointer, arrived: cute.Pointer, lane: Int32, EPS: cutlass.Constexpr,
     SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """What the outputs of a lane's step are multiplied by: the norm of the whole head, its weight, the gate."""
     factors = [as_float(norms[turn]) * sigmoid(gates[turn]) for turn in range(SPLIT.turns)]
     step = cutlass.min(lane % SPLIT.lanes, SPLIT.steps - 1)
-    if cutlass.const_expr(SPLIT.parts > 1):
+    if cutlass.const_expr(SPLIT.parts > 1 and real is None):
         arch.mbarrier_wait(arrived, 0)
+    elif cutlass.const_expr(SPLIT.parts > 1):  # noqa: SIM102, compiled in or not, then asked at run time
+        if real != Int32(0):
+            arch.mbarrier_wait(arrived, 0)
     at, count = SPLIT.sums_at, SPLIT.warps
     if cutlass.const_expr(SPLIT.parts > 1):
         at, count = SPLIT.pushed_at, SPLIT.parts

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..cute_numbers import rounded
+from ..cute_numbers import as_word
 from ..cute_stages import stage
 from ..cute_streaming import read
-from .cute_core import load_state, norm_factors, send_squares
-from .cute_forms import at_once, outputs_of, roll_out, rolled, serial
-from .cute_parts import STORE_HALF, WORD, floats, group_slot, half, put_run, slot_of
-from .cute_tokens import (
-    convolved,
-    copy_taps,
-    gate_biases,
-    gate_inputs,
-    gate_weights,
-    history,
-    history_at,
-    keep_window,
-    make_decay,
-    make_query_and_key,
-    taps_of,
-    window,
-)
-from .layout import DIM, RANK, TAPS
+from .cute_core import as_floats, load_state
+from .cute_halves import finish, prepare
+from .cute_parts import WORD, group_slot, slot_of
+from .cute_tokens import copy_taps, gate_biases, gate_weights, history, history_at, keep_window
+from .layout import DIM
 
 
 @cute.jit
 def step(
     at: list, rows: Int32, block: Int32, memory: cute.Pointer, BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """One block's steps. ``at`` are addresses, in the order of the kernel's parameters.
 
@@ -92,7 +79,7 @@ def step(
         on = (number < SPLIT.steps) & (first_row + number < rows) & (slot >= 0)
         token, column = number % SPLIT.tokens, 2 * SPLIT.width + value_channel
         at = history_at(conv_state, slot, column, SPLIT) + token * (6 * SPLIT.width)
-        old_values.append((number, token, on, column, history(at, token, on, SPLIT)))
+        old_values.append((number, run, token, on, column, history(at, token, on, SPLIT)))
     there = [(read_slots[r] >= 0) & (first_row + r * SPLIT.tokens < rows) for r in range(SPLIT.together)]
     waiting = [load_state(state, read_slots[r], head, part, t, there[r], SPLIT) for r in range(SPLIT.depth)]
     # where to, behind all that is waited for; lane s has that of step s
@@ -103,97 +90,77 @@ def step(
         number, _, token = old_queries[turn][:3]
         query_to.append(slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, True, SPLIT))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, token = old_values[turn][:2]
+        number, _, token = old_values[turn][:3]
         value_to.append(slot_of(slots, first_request + number // SPLIT.tokens, 1 + token, True, SPLIT))
+    windows, oldest = [], []
+    for turn in cutlass.range_constexpr(SPLIT.query_turns):
+        on, old = old_queries[turn][3] & (query_to[turn] >= 0), old_queries[turn][5]
+        at = history_at(conv_states, query_to[turn], old_queries[turn][4], SPLIT)
+        windows += [(at, on, True), (at + 2 * SPLIT.width, on, True)]
+        oldest += [old[: len(old) // 2], old[len(old) // 2 :]]
+    for turn in cutlass.range_constexpr(SPLIT.value_turns):
+        on = old_values[turn][3] & (value_to[turn] >= 0)
+        windows.append((history_at(conv_states, value_to[turn], old_values[turn][4], SPLIT), on, False))
+        oldest.append(old_values[turn][5])
     stage(JITTER, "asked")
-    arch.griddepcontrol_wait()
-    stage(JITTER, "woken")
 
-    live = Int32(0)
-    for s in cutlass.range_constexpr(SPLIT.steps):
-        live |= (Int32(1) << s) if there[s // SPLIT.tokens] & (first_row + s < rows) else Int32(0)
-    fa = gate_inputs(proj, first_row, lane, live, SPLIT)
-    windows_q, windows_k, betas, windows_v = [], [], [], []
-    for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number, _, token, on, channel, old = old_queries[turn]
-        row, half_way = first_row + number, len(old) // 2
-        at = proj + (Int64(row) * SPLIT.columns + channel) * 2
-        windows_q.append(window(old[:half_way], at, token, on, SPLIT))
-        windows_k.append(window(old[half_way:], at + 2 * SPLIT.width, token, on, SPLIT))
-        betas.append(half(proj + (Int64(row) * SPLIT.columns + 4 * SPLIT.width + RANK + head) * 2, on))
-    for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, token, on, column, old = old_values[turn]
-        at = proj + (Int64(first_row + number) * SPLIT.columns + column) * 2
-        windows_v.append(window(old, at, token, on, SPLIT))
-    mine = t % SPLIT.lanes
-    writes = (mine < SPLIT.steps) & (first_row + mine < rows)
-    shows = (live >> mine) & 1 != 0
-    gates = []
-    for turn in cutlass.range_constexpr(SPLIT.turns):
-        column = 3 * SPLIT.width + head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
-        gates.append(half(proj + (Int64(first_row + mine) * SPLIT.columns + column) * 2, shows))
-    if cutlass.const_expr(SPLIT.together > 1):  # here too the assembler would ask for some of them later
-        arch.sync_threads()
-    if cutlass.const_expr(RELEASE == "loads"):
-        arch.griddepcontrol_launch_dependents()
-
-    values = floats(memory, SPLIT.values_at, SPLIT.steps * SPLIT.slice_rows, SPLIT.run)
-    taps = floats(memory, SPLIT.taps_at, SPLIT.channels * TAPS, TAPS)
-    make_decay(weights, biases, a_word, fa, warp, lane, memory, BOUND, SPLIT)
-    if cutlass.const_expr(SPLIT.parts > 1):
-        arch.cluster_wait()
-    arch.cp_async_commit_group()
-    arch.cp_async_wait_group(0)
-    arch.sync_threads()
-    for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number, share = old_queries[turn][:2]
-        if number < SPLIT.steps:
-            make_query_and_key(windows_q[turn], windows_k[turn], taps, betas[turn], number, share, lane, memory, SPLIT)
-    for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, run, _ = makes[turn]
-        if number < SPLIT.steps:
-            put_run(
-                values,
-                number * SPLIT.slice_runs + run,
-                convolved(windows_v[turn], taps_of(taps, 2 * DIM + run * SPLIT.run, SPLIT), SPLIT),
-            )
-    stage(JITTER, "sent")
-    windows = []
-    for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        on, at = old_queries[turn][3] & (query_to[turn] >= 0), old_queries[turn][4]
-        at = history_at(conv_states, query_to[turn], at, SPLIT)
-        windows += [(at, windows_q[turn], on, True), (at + 2 * SPLIT.width, windows_k[turn], on, True)]
-    for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        on = old_values[turn][2] & (value_to[turn] >= 0)
-        at = history_at(conv_states, value_to[turn], old_values[turn][3], SPLIT)
-        windows.append((at, windows_v[turn], on, False))
-    arch.sync_threads()
-
-    place = (own_slot, live, head, part, t, memory)
-    dealt = []
-    if cutlass.const_expr(SPLIT.form == "serial"):
-        kept = serial(waiting, state, states, read_slots, there, *place, SPLIT)
-    elif cutlass.const_expr(SPLIT.form == "rolled"):
-        kept = rolled(waiting[0], states, *place, SPLIT)
+    begin = (proj, (weights, biases, a_word), old_queries, old_values, there)
+    where = (rows, first_row, head, part, t, warp, memory)
+    end = ([state, out, states], read_slots, there, own_slot, *where, arrived)
+    if cutlass.const_expr(REHEARSE):
+        words = rehearsed(begin, end, waiting[0], norms, where, BOUND, EPS, RELEASE, JITTER, SPLIT)
+        kept = [old + new for old, new in zip(oldest, words, strict=True)]
     else:
-        dealt = at_once(waiting[0], memory, t, SPLIT)
-        kept = outputs_of(dealt, lane, SPLIT)
-    send_squares(kept, memory, arrived, part, warp, lane, SPLIT)
-    stage(JITTER, "product")
-    if cutlass.const_expr(SPLIT.form == "wy"):
-        roll_out(waiting[0], dealt, states, *place, SPLIT)
-    stage(JITTER, "listening")
-    scale, factors = norm_factors(norms, gates, memory, arrived, lane, EPS, SPLIT)
-    stage(JITTER, "heard")
-    for turn in cutlass.range_constexpr(SPLIT.turns):
-        value = kept[turn] * scale * factors[turn]
-        if writes:
-            column = head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
-            to_row = out + (Int64(first_row + mine) * SPLIT.width + column) * 2
-            arch.inline_ptx(STORE_HALF, read_only_args=[to_row, rounded(value, Float32(0.0))])
-    for at, words, on, shared in windows:
+        live, gates, kept_q, kept_k, kept_v = prepare(*begin, *where, BOUND, RELEASE, JITTER, SPLIT)
+        finish(waiting, gates, norms, live, None, *end, EPS, JITTER, SPLIT)
+        kept = [one for pair in zip(kept_q, kept_k, strict=True) for one in pair] + kept_v
+    for (at, on, shared), words in zip(windows, kept, strict=True):
         keep_window(at, words, on, shared, part, SPLIT)
     stage(JITTER, "finished")
+
+
+@cute.jit
+def come(
+    given: cute.Tensor, rest: cute.Tensor, begin: tuple, waiting: list, norms: list, where: tuple, BOUND: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """The first half, and what the second takes of loads into ``given`` (state, output gates, norm weights) and ``rest``."""
+    live, gates, *kept = prepare(*begin, *where, BOUND, RELEASE, JITTER, SPLIT)
+    now = as_floats(waiting) + gates + as_floats(norms)
+    for i in cutlass.range_constexpr(len(now)):
+        given[i] = now[i]
+    fresh = [word for windows in kept for one in windows for word in one[3 * len(one) // 4 :]]
+    rest[0] = live
+    for i in cutlass.range_constexpr(len(fresh)):
+        rest[1 + i] = Int32(fresh[i])
+
+
+@cute.jit
+def rehearsed(
+    begin: tuple, end: tuple, waiting: list, norms: list, where: tuple, BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+):  # fmt: skip
+    """Both halves of a block of one step, the second for nothing before the first: its instructions are fetched while what was asked
+    for comes. What it is given waits for no load then.
+
+    Returns:
+        The new rows of the windows of query, key and values.
+    """
+    count, a_row = SPLIT.state_words, max(SPLIT.run // 2, 1)
+    given = cute.make_rmem_tensor(count + 2 * SPLIT.turns, Float32)
+    given.fill(0.0)
+    rest = cute.make_rmem_tensor(1 + a_row * (2 * SPLIT.query_turns + SPLIT.value_turns), Int32)
+    rest.fill(0)
+    for real in cutlass.range(2, unroll=1):
+        if real != Int32(0):
+            come(given, rest, begin, waiting, norms, where, BOUND, RELEASE, JITTER, SPLIT)
+        words = [as_word(given[i]) for i in range(count + 2 * SPLIT.turns)]
+        gates_now = [given[count + turn] for turn in range(SPLIT.turns)]
+        finish([words[:count]], gates_now, words[count + SPLIT.turns :], rest[0], real, *end, EPS, JITTER, SPLIT)
+    return [
+        [Uint32(rest[1 + i * a_row + k]) for k in range(a_row)]
+        for i in range(2 * SPLIT.query_turns + SPLIT.value_turns)
+    ]
 
 
 @cute.kernel
@@ -201,7 +168,7 @@ def k3_kda_cute_step(
     proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
     dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
     conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
-    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """A cluster a head and group of requests: see :func:`step`."""
     block, _, _ = arch.block_idx()
@@ -209,7 +176,7 @@ def k3_kda_cute_step(
         proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states,
     )  # fmt: skip
     memory = SmemAllocator().allocate_array(Int32, SPLIT.shared_bytes // 4, byte_alignment=16)
-    step([one.iterator.toint() for one in tensors], rows, block, memory, BOUND, EPS, RELEASE, JITTER, SPLIT)
+    step([one.iterator.toint() for one in tensors], rows, block, memory, BOUND, EPS, RELEASE, JITTER, REHEARSE, SPLIT)
 
 
 k3_kda_cute_step.set_name_prefix("k3_kda_cute_step", remove_cutlass_symbol=True, keep_mangled_name=False)
@@ -220,11 +187,11 @@ def launch_step(
     proj: cute.Tensor, f_b: cute.Tensor, conv_q: cute.Tensor, conv_k: cute.Tensor, conv_v: cute.Tensor, a_log: cute.Tensor,
     dt_bias: cute.Tensor, o_norm: cute.Tensor, conv_state: cute.Tensor, state: cute.Tensor, slots: cute.Tensor, out: cute.Tensor,
     conv_states: cute.Tensor, states: cute.Tensor, rows: Int32,
-    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
+    BOUND: cutlass.Constexpr, EPS: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
     stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side."""
     k3_kda_cute_step(
         proj, f_b, conv_q, conv_k, conv_v, a_log, dt_bias, o_norm, conv_state, state, slots, out, conv_states, states, rows,
-        BOUND, EPS, RELEASE, JITTER, SPLIT,
+        BOUND, EPS, RELEASE, JITTER, REHEARSE, SPLIT,
     ).launch(grid=[SPLIT.blocks, 1, 1], block=[SPLIT.threads, 1, 1], cluster=[SPLIT.parts, 1, 1], stream=stream)  # fmt: skip

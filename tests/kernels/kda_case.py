@@ -12,7 +12,7 @@ from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.kda.family import Kda
 from k3lab.kernels.stamps import TABLE_BYTES
 
-from .ptx_machine import Machine, Memory
+from .ptx_machine import PEER, Machine, Memory
 from .ptx_text import DTYPES, Step
 
 FAMILY = family("kda")
@@ -62,6 +62,11 @@ class KdaMachine(Machine):
             assert (to % 16 == 0).all() and (source % 16 == 0).all()
             span = np.arange(16)
             self.shared[self.local[who][:, None], to[:, None] + span] = self.memory[source[:, None] + span]
+
+    def do_mapa(self, step: Step, who: np.ndarray) -> None:
+        """Also of peers that there are not, since the compiler asks for addresses ahead of the branch; a store there fails."""
+        at, peer = self.get(step.args[1], who, "u32"), self.get(step.args[2], who, "u32")
+        self.put(step.args[0], who, np.minimum(peer, np.uint32(self.cluster)) << np.uint32(PEER) | at)
 
     def note(self, step: Step, who: np.ndarray) -> None:
         early = who[~self.waited[who]]
