@@ -125,7 +125,7 @@ def at_once(words: list, memory: cute.Pointer, t: Int32, SPLIT: cutlass.Constexp
         total, past = deal_lanes(sums[SPLIT.turns + turn], lane, SPLIT.lanes), SPLIT.key_row(t, turn)
         factor = total if kind == 1 else Float32(0.0) - beta * total
         factor = factor if past < step + kind else Float32(0.0)
-        if past < SPLIT.steps:
+        if (past < SPLIT.steps) & (lane == SPLIT.holder(lane, kind, step)):
             factors[kind * padded + step, past] = factor
     dealt = [deal_lanes(sums[turn], lane, SPLIT.lanes) for turn in range(SPLIT.turns)]
     arch.sync_threads()
