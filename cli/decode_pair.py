@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .decode_inputs import Accept, BundlePath, Dcp, bundle_of, progress_bar, real_card
-from .output import Json, check_file, emit, write_file
+from .output import Json, check_file, emit, plain, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,6 +75,10 @@ def pair_command(
         raise InputError("--default-engines stands in place of a bundle; give one of them")
     if budget and not traces:
         raise InputError("--budget judges traces; give a folder for them with --traces")
+    if budget and time_sliced:
+        raise InputError(
+            "--budget judges times, and ranks that are time-sliced have none; give it without --time-sliced"
+        )
     if budget:
         load_budget(budget)
     if out:
@@ -96,35 +102,67 @@ def pair_command(
                 card, group, own, loads, pairs=pairs, seed=seed, samples=samples, time_sliced=time_sliced,
                 traces=_traces(traces), model=model, say=told if group.rank == 0 else None,
             )  # fmt: skip
+        data = {**found, "default_engines": default_engines, "environment": environment(group.device)}
+        try:
+            if group.rank == 0:  # of torchrun's processes one tells
+                data["environment"]["links"] = links(device.gpu_count()) if here else None
+                if traces and not time_sliced:
+                    data["trace"] = _side_by_side(data, traces, budget)
+                    data["faults"] += _trace_faults(data["trace"], budget)
+                try:
+                    if out:
+                        write_file(out, json.dumps(plain(data), indent=1) + "\n")
+                finally:  # what took long to measure is told, whatever became of the disk
+                    emit(data, as_json, render_pair)
+        finally:  # torchrun ends all ranks with the first that exits with 1
+            group.meet()
     finally:
         group.close()
-    data = {**found, "default_engines": default_engines, "environment": environment(group.device)}
-    if group.rank == 0:  # of torchrun's processes one tells
-        data["environment"]["links"] = links(device.gpu_count()) if here else None
-        if traces:
-            data["trace"] = _side_by_side(data, traces, budget)
-            data["faults"] += _trace_faults(data["trace"], budget)
-        try:
-            if out:
-                write_file(out, json.dumps(data, indent=1) + "\n")
-        finally:  # what took long to measure is told, whatever became of the disk
-            emit(data, as_json, render_pair)
     if data["faults"]:
         raise typer.Exit(1)
 
 
 def _traces(folder: Path | None) -> Traces | None:
     from ..decode.run_pair import Traces
+
+    return Traces(folder, _recorded, _differences) if folder else None
+
+
+@contextmanager
+def _recorded(path: Path) -> Iterator[None]:
+    from ..kernels import InputError
+    from ..traces import TraceError
     from ..traces.capture import recording
+
+    try:
+        with recording(path):
+            yield
+    except TraceError as error:
+        raise InputError(str(error)) from None
+
+
+def _differences(path: Path, planned: Mapping[str, int], steps: int) -> list[str]:
+    from ..kernels import InputError
+    from ..traces import TraceError
     from .decode_trace import traced_differences
 
-    return Traces(folder, recording, traced_differences) if folder else None
+    try:
+        return traced_differences(path, planned, steps)
+    except TraceError as error:
+        raise InputError(str(error)) from None
 
 
 def _side_by_side(data: dict[str, Any], folder: Path, budget: str | None) -> dict[str, Any]:
     from ..decode.pair_rank import PLAN
     from .decode_trace import ranks_together
 
+    lost = [
+        f"rank {rank} has none"
+        for rank, one in enumerate(data["each"])
+        if one.get("trace", {"lost": ""})["lost"] is not None
+    ]
+    if lost:  # files that lie there are of another run
+        return {"error": "; ".join(lost)}
     traced = data["each"][0]["trace"]
     plan = folder / PLAN if traced["planned"] else None
     return ranks_together(
@@ -169,14 +207,18 @@ def render_pair(console: Console, data: dict[str, Any]) -> None:
     say(f"{data['model']} TP{data['tp']} DCP{data['dcp']}: {data['ranks']}")
     for line in data["notes"]:
         say(f"note: {line}")
-    columns = ("rows", "what", "backend", "us", "ranks' medians apart", "launches", "of the byte floor")
-    table = Table(*columns, title="us of the slowest rank")
+    columns = ("rows", "what", "backend", "us", "medians apart", "widest spread", "launches", "of the byte floor")
+    clock = "" if data["each"][0]["gpu"] else ", by the host's clock"
+    table = Table(*columns, title=f"us of the slowest rank, medians of {data['samples']} replays{clock}")
     for row in data["rows"]:
         for name, own in row["backends"].items():
             for kind, layer in own["layers"].items():
                 launches = "-" if layer["launches"] is None else f"{layer['launches']:.2f}"
                 us, floor = layer.get("us"), layer.get("floor_us")
-                timed = ("-", "-") if us is None else (f"{us:.1f}", f"{layer['over_ranks_us']:.1f}")
+                timed = ("-",) * 3
+                if us is not None:
+                    widest = max(one["spread"] for graph in layer["graphs"] for one in graph["ranks"])
+                    timed = (f"{us:.1f}", f"{layer['over_ranks_us']:.1f}", f"{widest:.0%}")
                 share = f"{floor / us:.0%}" if us and floor and us > 0 else "-"
                 table.add_row(str(row["rows"]), f"{kind} MoE layer", name, *timed, launches, share)
     console.print(table)

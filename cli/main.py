@@ -105,6 +105,12 @@ def _input_errors() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
+def _rank_gone(error: Exception) -> bool:
+    """Whether a rank was waited for in vain; whoever waits for one has the module."""
+    collectives = sys.modules.get(f"{__package__.rpartition('.')[0]}.kernels.collectives")
+    return collectives is not None and isinstance(error, collectives.CollectiveError)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run one command line (without the program's name); returns the exit code."""
     if sys.stdout is None:  # closed by the caller, who wants no output
@@ -127,6 +133,8 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, _input_errors()):
             return _fail(error)
+        if _rank_gone(error):
+            return _fail(error, 1)
         if isinstance(error, BrokenPipeError):
             drop_output()
             return 141

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .operators import Operators
 
 MOST_PAIRS = 16
+MOST_OFF = 0.5
+"""Of a backend's logits from ``auto``'s, relatively: rounding and a few other experts stay far below it, another computation does not."""
 MEET_CYCLES = 400_000
 """That a GPU idles before the barrier, about 0.2 ms: meanwhile the host queues the barrier and the graph behind it."""
 WARM = 3
@@ -98,8 +100,8 @@ def on_rank(
 
     Returns:
         (JSON-able: graphs of ``layers`` by kind and of the ``step``, ``launches`` against the plan (None without a graph),
-        ``distinct_experts``, ``digests`` of the logits of two runs, ``off``, how far they are from those beside; the
-        logits).
+        ``distinct_experts``, ``digests`` of the logits of two runs, whether they are ``finite``, ``off``, how far they are from
+        those beside; the logits).
     """
     digests = []
     for _ in range(2):
@@ -114,6 +116,7 @@ def on_rank(
     return {
         "digests": digests, "layers": layers, "step": _told(whole), "distinct_experts": bench.distinct(operators),
         "launches": None if whole.launches is None else counted(planned, names_all),
+        "finite": bool(logits.isfinite().all()),
         "off": None if beside is None else ((logits - beside).norm() / beside.norm()).item(),
     }, logits  # fmt: skip
 
@@ -145,7 +148,7 @@ def _layer(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def faults_of(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for every rank whose logits have other bits than rank 0's, or in a second run; or whose graph is not as planned."""
+    """A line for every rank whose logits have other bits than rank 0's, or in a second run, or mean nothing; or whose graph is not as planned."""
     found = []
     for rank, one in enumerate(ranks):
         first, again = one["digests"]
@@ -153,6 +156,10 @@ def faults_of(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"rank {rank} has other logits than rank 0")
         if again != first:
             found.append(f"rank {rank} has other logits in a second run")
+        if not one["finite"]:
+            found.append(f"rank {rank} has logits that are no finite numbers")
+        elif one["off"] is not None and not one["off"] <= MOST_OFF:
+            found.append(f"rank {rank} has logits {one['off']:.2g} from auto's, relatively: no rounding")
         found += [f"rank {rank}: {line}" for line in (one["launches"] or {}).get("differences", ())]
     return found
 

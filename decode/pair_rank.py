@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ class PairRank:
     def traced(self, load: Load, folder: Path, record: Recorder) -> dict[str, Any]:
         """Record steps of all layers from the graph of the last backend: the file, and what it must hold. Rank 0 leaves the plan beside it.
 
+        ``lost`` says why there is no such file; this rank takes part all the same, for the others wait for it.
+
         Raises:
             InputError: no GPU.
         """
@@ -115,17 +117,31 @@ class PairRank:
         name, path = self.names[-1], folder / f"rank{self.group.rank}.json.gz"
         operators = self.operators(name, load)
         _, run = self._bench(load).captured(operators)
-        with record(path):
+        with ExitStack() as recorded:
+            lost = _lost(lambda: recorded.enter_context(record(path)))
             self.group.meet()  # profilers start at leisure
             for step in range(STEPS):
                 with profiler_range(f"decode step {step}"):
                     run()
                 torch.cuda.synchronize(self.group.device.index)
+            lost = lost or _lost(recorded.close)
         operators.check()
         planned = self.planned(name, load)
         if planned and not self.group.rank:
-            write_whole(folder / PLAN, json.dumps(planned.to_json(), indent=1) + "\n")
-        return {"file": str(path), "backend": name, "rows": load.rows, "steps": STEPS, "planned": _launches(planned)}
+            text = json.dumps(planned.to_json(), indent=1) + "\n"
+            lost = lost or _lost(lambda: write_whole(folder / PLAN, text))
+        return {
+            "file": str(path), "backend": name, "rows": load.rows, "steps": STEPS, "planned": _launches(planned), "lost": lost,
+        }  # fmt: skip
+
+
+def _lost(write: Callable[[], object]) -> str | None:
+    """Why something could not be written, or None."""
+    try:
+        write()
+    except (OSError, InputError) as error:
+        return str(error)
+    return None
 
 
 def _launches(planned: Plan | None) -> dict[str, int]:

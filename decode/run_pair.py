@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..kernels import Evidence, ModelCard
+from ..kernels import Evidence, InputError, ModelCard
 from ..kernels.device import Device
 from .choices import Choice, Fallback, Finder, Tuned, choose
 from .fitting import fitting_here
@@ -41,8 +41,9 @@ class Traces:
 
     folder: Path
     record: Recorder
+    """Raises OSError or InputError where it cannot write."""
     differences: Callable[[Path, Mapping[str, int], int], list[str]]
-    """Lines for tuned kernels that a file of so many steps holds more or less often than planned."""
+    """Lines for tuned kernels that a file of so many steps holds more or less often than planned; InputError for what is none."""
 
 
 def check_pair(card: ModelCard, loads: Sequence[Load], *, tp: int, pairs: int, seed: int) -> ModelCard:
@@ -97,9 +98,8 @@ def run_pair(
 
     mine, rank = group.together("measuring", measured)
     told = {"rows": mine, "gpu": device.to_json() if device else None, "peak_memory_bytes": peak_memory(device)}
-    if traces:
-        told["trace"] = group.together("tracing", lambda: _traced(rank, loads[0], traces))
     every = letters(told, group.host, LETTER, "what a rank measured")
+    untraced = _add_traces(every, rank, loads[0], traces) if traces else []
     rows = [
         _row(part, load, [one["rows"][place] for one in every], device, choices[load], time_sliced)
         for place, load in enumerate(loads)
@@ -113,20 +113,39 @@ def run_pair(
         "notes": [
             f"random weights (seed {seed}); layers of the model's widths, {pairs} of each kind", ONE_BLOCK,
             "a replay begins behind a barrier of all ranks; its time is the slowest rank's, a layer's the slope between graphs",
-            *([NOT_TIMED] if time_sliced else []),
+            *([NOT_TIMED] if time_sliced else [f"every time is the median of {samples} replays"]),
             *([] if device else ["no GPU: times say nothing about kernels"]),
             *([] if bundle else ["no bundle: auto alone was measured"]),
         ],
         "faults": [
             *[f"{row['rows']} rows, {name}: {fault}" for row in rows for name, own in row["backends"].items() for fault in own["faults"]],
             *[f"rank {place}, its trace: {line}" for place, one in enumerate(every) for line in one.get("trace", {}).get("differences", ())],
+            *untraced,
         ],
     }  # fmt: skip
 
 
+def _add_traces(every: Sequence[dict[str, Any]], rank: PairRank, load: Load, traces: Traces) -> list[str]:
+    """Give every rank's record its ``trace``; faults where that failed: what was measured stands without it."""
+    assert rank.group.host
+    try:
+        mine = rank.group.together("tracing", lambda: _traced(rank, load, traces))
+        for one, trace in zip(every, letters(mine, rank.group.host, LETTER, "what a trace holds"), strict=True):
+            one["trace"] = trace
+    except RuntimeError as error:  # a rank that did not come, or a GPU that stopped
+        return [f"tracing: {' '.join(str(error).split())}"]
+    return []
+
+
 def _traced(rank: PairRank, load: Load, traces: Traces) -> dict[str, Any]:
     made = rank.traced(load, traces.folder, traces.record)
-    return {**made, "differences": traces.differences(Path(made["file"]), made["planned"], made["steps"])}
+    if made["lost"]:
+        return {**made, "differences": [made["lost"]]}
+    try:
+        found = traces.differences(Path(made["file"]), made["planned"], made["steps"])
+    except InputError as error:
+        return {**made, "lost": str(error), "differences": [str(error)]}
+    return {**made, "differences": found}
 
 
 def _chosen(

@@ -6,27 +6,32 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from k3lab.cli.decode_pair import _trace_faults, render_pair
+from k3lab.cli import decode_pair
+from k3lab.cli.decode_pair import _side_by_side, _trace_faults, render_pair
 from k3lab.cli.decode_trace import ranks_together
 from k3lab.cli.default_engines import DefaultEngines
 from k3lab.cli.main import run as command
 from k3lab.cli.output import console
-from k3lab.decode import layer_pair
+from k3lab.decode import layer_pair, run_pair
 from k3lab.decode.bars import layer_floor_us
 from k3lab.decode.layer_pair import by_clock, over_ranks, pair_card
 from k3lab.decode.measure_bars import Bench, Load
+from k3lab.decode.pair_rank import STEPS, PairRank
 from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.run_pair import KIND, untimed
 from k3lab.kernels import K3, Evidence, InputError, ModelCard, family
 from k3lab.kernels.bundle.keys import another_kernel
 from k3lab.kernels.bundle.reader import Miss
-from k3lab.kernels.collectives import Collectives, StandIn, run_virtual_ranks
+from k3lab.kernels.collectives import CollectiveError, Collectives, SingleRank, StandIn, run_virtual_ranks
 from k3lab.kernels.gpu_cards import GPU_CARDS
 from k3lab.traces import synthesize
 
@@ -43,7 +48,7 @@ def rank(late: float, slow: float = 0.0) -> dict[str, Any]:
     few, many = ([50 + late + at * (80 + slow)] * 4 for at in (1, 3))
     few[2] += 30
     return {
-        "digests": ["aa", "aa"], "distinct_experts": 120.0, "off": 0.01, "step": graph(6, *many),
+        "digests": ["aa", "aa"], "distinct_experts": 120.0, "finite": True, "off": 0.01, "step": graph(6, *many),
         "launches": {"differences": []},
         "layers": {kind: {"graphs": [graph(1, *few), graph(3, *many)], "kernels": {"k3_x": 2.0}} for kind in ("kda", "mla")},
     }  # fmt: skip
@@ -87,6 +92,20 @@ def test_other_bits_and_other_launches_are_faults_of_their_rank() -> None:
     assert made["faults"] == [
         "rank 1 has other logits in a second run", "rank 2 has other logits than rank 0", "rank 2: k3_x: 5 launches, 6 planned",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "fault"),
+    [
+        ({"finite": False, "off": float("nan")}, "rank 0 has logits that are no finite numbers"),
+        ({"off": 1.0}, "rank 0 has logits 1 from auto's, relatively: no rounding"),
+        ({"off": float("nan")}, "rank 0 has logits nan from auto's, relatively: no rounding"),
+    ],
+)
+def test_logits_that_all_ranks_share_and_that_mean_nothing_are_a_fault(told: dict[str, Any], fault: str) -> None:
+    ranks = [{**rank(0.0), **told} for _ in range(2)]
+    found = over_ranks(K3, Load(1, 8, 512), "latency_specialized", ranks, None)["faults"]
+    assert found == [fault, fault.replace("rank 0", "rank 1")]
 
 
 def test_the_pairs_keep_the_models_widths() -> None:
@@ -176,6 +195,7 @@ def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:
     assert "mla runs untuned: none" in text and "fault: rank 1 is odd" in text and "times say nothing" in text
     assert "traced, class A (kda): 81.5 us on the slowest rank, 0.9 apart" in text
     assert "nothing can be said of the traces: odd" in text
+    assert "medians of 2 replays, by the host's clock" in text and "spread" in text
     json.dumps(first)
 
 
@@ -228,6 +248,7 @@ RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID
         (["--budget", "h200-tp8"], "--budget judges traces"),
         (["--traces", ".", "--budget", "h200"], "h200"),
         (["--time-sliced"], "--time-sliced is for more ranks than GPUs"),
+        (["--time-sliced", "--traces", ".", "--budget", "h200-tp8"], "ranks that are time-sliced have none"),
         (["--default-engines", "--bundle", "x", "--drafts", "0"], "give one of them"),
         (["--out", "no/such/folder.json"], "no/such"),
     ],
@@ -248,3 +269,103 @@ def test_ranks_are_torchruns(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert command(["decode", "pair", "--model", "small"]) == 2
     assert "torchrun --nproc-per-node 8 -m k3lab.cli.main decode pair" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("when", ["begins", "ends", "is read", "never"])
+def test_a_rank_that_cannot_write_its_trace_takes_part_and_says_so(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for it, and what all had measured before stands."""
+    seen: list[str] = []
+
+    @contextmanager
+    def record(path: Path) -> Iterator[None]:
+        if when == "begins":
+            raise InputError("no room for it")
+        yield
+        if when == "ends":
+            raise OSError(28, "No space left on device")
+
+    def differences(path: Path, planned: Any, steps: int) -> list[str]:
+        if when == "is read":
+            raise InputError("no trace at all")
+        return []
+
+    class Rank(PairRank):
+        def __post_init__(self) -> None:
+            self.names = ("auto",)
+
+        def operators(self, name: str, load: Load) -> Any:
+            return SimpleNamespace(check=lambda: None)
+
+        def _bench(self, load: Load) -> Any:
+            return SimpleNamespace(captured=lambda operators: ([], lambda: seen.append("step")))
+
+        def planned(self, name: str, load: Load) -> Any:
+            return None
+
+    def together(what: str, body: Any) -> Any:
+        return body()
+
+    group: Any = SimpleNamespace(
+        device=SimpleNamespace(index=0), rank=0, meet=lambda: seen.append("meet"), host=SingleRank(), together=together
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _index: None)
+    every: list[dict[str, Any]] = [{"rows": 1}]
+    own = Rank(K3, group, None, {}, 0, lambda _what, _done, _of: None)
+    assert run_pair._add_traces(every, own, Load(1, 8, 0), run_pair.Traces(tmp_path, record, differences)) == []
+    assert seen == ["meet"] + ["step"] * STEPS
+    lost = {"begins": "no room for it", "ends": "[Errno 28] No space left on device", "is read": "no trace at all"}
+    trace = every[0]["trace"]
+    assert trace["lost"] == lost.get(when) and trace["differences"] == ([] if when == "never" else [lost[when]])
+    if when != "never":
+        assert _side_by_side({"each": every}, tmp_path, None) == {"error": "rank 0 has none"}
+
+    def gone(what: str, body: Any) -> Any:
+        raise CollectiveError("rank 3 is gone")
+
+    group.together = gone
+    assert run_pair._add_traces(every, own, Load(1, 8, 0), run_pair.Traces(tmp_path, record, differences)) == [
+        "tracing: rank 3 is gone"
+    ]
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("full", [False, True])
+def test_all_ranks_stay_until_rank_0_has_told(
+    own: int, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the first that exits with 1 torchrun ends the others."""
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+    for name, value in {**RANKS, "RANK": str(own)}.items():
+        monkeypatch.setenv(name, value)
+    seen: list[str] = []
+    group = SimpleNamespace(rank=own, device=None, meet=lambda: seen.append("meet"), close=lambda: seen.append("close"))
+    monkeypatch.setattr(decode_pair, "_group", lambda *_args: group)
+    record = {"faults": ["rank 1 is odd"], "evidence": None, "off": float("nan")}
+    monkeypatch.setattr(run_pair, "run_pair", lambda *_args, **_more: dict(record))
+    monkeypatch.setattr(decode_pair, "emit", lambda *_args: seen.append("told"))
+    if full:
+
+        def refused(path: Path, data: str) -> None:
+            raise InputError("cannot write it")
+
+        monkeypatch.setattr(decode_pair, "write_file", refused)
+    out = tmp_path / "pair.json"
+    code = command(["decode", "pair", "--model", "small", "--out", str(out)])
+    assert code == (2 if full and own == 0 else 1)
+    assert seen == [*(["told"] if own == 0 else []), "meet", "close"]
+    if own == 0 and not full:  # NaN is no JSON
+        assert json.loads(out.read_text(), parse_constant=pytest.fail)["off"] is None
+
+
+def test_a_rank_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def gone(*_args: Any) -> Any:
+        raise CollectiveError("rank 3 did not come within 300 s")
+
+    monkeypatch.setenv("K3LAB_NO_GPU", "1")
+    for name, value in RANKS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(decode_pair, "_group", gone)
+    assert command(["decode", "pair", "--model", "small"]) == 1
+    assert capsys.readouterr().err == "k3lab: rank 3 did not come within 300 s\n"
