@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 from typing import IO
 
+OPEN = os.O_RDWR | os.O_CLOEXEC
+TRIES = 10
+"""Between opening and making a file, which others make and remove."""
+
 
 class ProcessLock:
     """Held by one process at a time; the file names it.
@@ -30,10 +34,7 @@ class ProcessLock:
         """
         import fcntl
 
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if self._everyone:
-            with contextlib.suppress(OSError):  # another user's file: it is open already
-                os.fchmod(handle, 0o666)
+        handle = self._shared() if self._everyone else os.open(self.path, OPEN | os.O_CREAT, 0o666)
         file = os.fdopen(handle, "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,6 +47,20 @@ class ProcessLock:
             file.write(f"{os.getpid()}\n".encode())
         self._file = file
         return True
+
+    def _shared(self) -> int:
+        """The file in a folder where all users write: made anew or opened as it is, for Linux lets nobody ask to make another user's file.
+
+        A link is not followed: whoever laid it would have a file of ours written and opened to all.
+        """
+        for _ in range(TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(self.path, OPEN | os.O_NOFOLLOW)
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                handle = os.open(self.path, OPEN | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(handle, 0o666)
+                return handle
+        return os.open(self.path, OPEN | os.O_NOFOLLOW)
 
     def release(self) -> None:
         """Give it back; the file stays (removing it would let two processes lock two files of one name)."""

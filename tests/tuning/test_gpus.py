@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import fake_family
 import pytest
@@ -149,3 +150,35 @@ def test_a_job_of_the_finals_is_not_taken_by_another_gpu(telling: Path, tmp_path
         got: list[Outcome] = [workers.result(job) for job in jobs]
     assert all(one.status is Status.OK for one in got)
     assert {json.loads(line)[1] for line in telling.read_text().splitlines()} == {"GPU-0"}
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    """Anybody can lay one in the temporary folder."""
+    private = tmp_path / "private"
+    private.write_text("what is mine")
+    private.chmod(0o600)
+    (tmp_path / f"k3lab-{FOUR[0].uuid}.lock").symlink_to(private)
+    with pytest.raises(InputError, match="cannot be locked"):
+        take(1, FOUR[:1], tmp_path)
+    assert private.read_text() == "what is mine" and private.stat().st_mode & 0o777 == 0o600
+    (tmp_path / f"k3lab-{FOUR[1].uuid}.lock").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="cannot be locked"):
+        take(1, FOUR[1:2], tmp_path)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_another_users_lock_is_opened_and_not_asked_to_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the temporary folder Linux refuses that (fs.protected_regular), though the file is open to all."""
+    real = os.open
+
+    def protected(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_CREAT and not flags & os.O_EXCL and Path(path).exists():
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", protected)
+    (first,) = take(1, FOUR[:1], tmp_path)
+    assert first.path.stat().st_mode & 0o777 == 0o666
+    first.release()
+    (again,) = take(1, FOUR[:1], tmp_path)
+    again.release()
