@@ -23,15 +23,14 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def chosen(logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> dict[str, Tensor]:
-    """Experts, weights, and tokens by expert, which engines leave in a buffer."""
+    """Experts and weights."""
     import torch
 
     scores = logits.sigmoid()
     ids = (scores + bias).topk(top_k, dim=-1).indices
     weights = scores.gather(-1, ids)
     weights = weights / (weights.sum(-1, keepdim=True) + 1e-20) * scaling
-    order = torch.argsort(ids.flatten(), stable=True).view(ids.shape)
-    return {"ids": ids.to(torch.int32), "weights": weights, "order": order}
+    return {"ids": ids.to(torch.int32), "weights": weights}
 
 
 def chain(problem: Router) -> Callable[[Tensors], Tensors]:

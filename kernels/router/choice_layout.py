@@ -1,4 +1,4 @@
-"""Who chooses what in the router's kernels: index arithmetic, as in :mod:`.layout`; and how a unit of tokens is written."""
+"""Who chooses what in the router's kernels: index arithmetic, as in :mod:`.layout`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .layout import Board, power_of_two
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice: block i of a cluster of ``blocks`` takes ``rows_a_block`` rows, some warps a row.
+    """The choice: block i of ``blocks`` takes ``rows_a_block`` rows, some warps a row.
 
     A thread holds ``pairs_a_lane`` pairs of neighbouring experts, in ascending order.
     """
@@ -78,32 +78,13 @@ class Choice:
         """Candidates of a row: all experts of as many groups as experts are chosen, and room for a warp's round."""
         return max(32, self.top_k * (32 // self.groups_a_warp) * 2 * self.pairs_a_lane)
 
-    @property
-    def chunks(self) -> int:
-        """Of 32 experts, when tokens are grouped."""
-        return -(-self.experts // 32)
-
-    @property
-    def tall(self) -> int:
-        """Words of 32 bits that say which rows an expert has."""
-        return -(-self.board.rows // 32)
-
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of shared memory, in whole 16, piece by piece: best of each group; candidates; their scores; counts; ids
-        of all rows; rows of each expert; first place of each; sums of each 32; barrier.
-        """
-        rows, experts = self.rows_a_block, self.chunks * 32
-        pieces = (
-            rows * 32 * 8, rows * self.most * 8, rows * self.most * 4, rows * 2 * 4, self.board.rows * self.top_k * 4,
-            experts * self.tall * 4, experts * 4, 32 * 4, 16,
-        )  # fmt: skip
+        """Bytes of shared memory, in whole 16, piece by piece: best of each group; candidates; their scores; counts."""
+        rows = self.rows_a_block
+        pieces = (rows * 32 * 8, rows * self.most * 8, rows * self.most * 4, rows * 2 * 4)
         return tuple(-(-size // 16) * 16 for size in pieces)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         return sum(self.sizes())
-
-
-UNIT_START, UNIT_ROWS = 10, 20
-"""A unit: expert in bits 0 to 9, where its tokens begin in the order in bits 10 to 19, how many beside the first in 20 to 25."""

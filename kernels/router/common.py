@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PARTS = (
-    *(HERE / f"cute_{name}.py" for name in ("front", "choice", "group", "route", "words")),
+    *(HERE / f"cute_{name}.py" for name in ("front", "choice", "route", "words")),
     *CUTE_PARTS,
 )
 """Files that the kernels of all engines use."""
@@ -107,7 +107,9 @@ def refuses_always(engine: Engine, problem: Router, arch: str) -> str | None:
     if problem.experts % 2 or problem.latent % 4:
         return f"{problem.experts} experts and {problem.latent} latents a rank do not go in pairs and fours"
     if problem.all_experts > 1024 or problem.all_experts < 2 * 32:
-        return f"{problem.all_experts} experts: units hold ids of 10 bits, and a warp looks among 64 at least"
+        return (
+            f"{problem.all_experts} experts: the warps of a row hold 1024 at most, and a warp looks among 64 at least"
+        )
     if problem.top_k & (problem.top_k - 1) or problem.top_k > 16:
         return f"top-{problem.top_k}: the chosen scores are added in halves, at most 16"
     if problem.tp > 16:
@@ -208,13 +210,8 @@ def shard_buffers(problem: Router, blocks: int) -> tuple[Buffer, ...]:
 
 
 def choice_buffers(problem: Router) -> tuple[Buffer, ...]:
-    """Tokens by expert (see :func:`.exact.group`); ``nans``: how many scores of a row are NaN."""
-    places = (problem.rows, problem.top_k)
-    return (
-        Buffer("order", places, "int32"),
-        Buffer("units", places, "int32"),
-        Buffer("nans", (problem.rows,), "int32"),
-    )
+    """``nans``: how many scores of a row are NaN."""
+    return (Buffer("nans", (problem.rows,), "int32"),)
 
 
 def fake_tensors(problem: Router, buffers: tuple[Buffer, ...]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from .cute_route import copy, route
 @cute.kernel
 def k3_router_cute_fused_step(
     x: cute.Tensor, w_router: cute.Tensor, w_down: cute.Tensor, peers: cute.Tensor, bias: cute.Tensor, logits: cute.Tensor,
-    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor, nans: cute.Tensor,
+    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
@@ -37,7 +37,7 @@ def k3_router_cute_fused_step(
         at = [one.iterator.toint() for one in (x, w_router, w_down, peers, logits, latent, targets, epochs, health)]
         epoch = front(at, rows, block, memory, F, False, RELEASE, JITTER)
     elif cluster == F.tiles:
-        at = [one.iterator.toint() for one in (mailbox, bias, logits, ids, weights, order, units, nans, epochs, health)]
+        at = [one.iterator.toint() for one in (mailbox, bias, logits, ids, weights, nans, epochs, health)]
         epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER, REHEARSE)
     else:
         epoch = copy(box, latent.iterator.toint(), counter, record, rows, block, part, C, BACKOFF, RELEASE, JITTER)
@@ -54,13 +54,13 @@ k3_router_cute_fused_step.set_name_prefix(
 @cute.jit
 def launch(
     x: cute.Tensor, w_router: cute.Tensor, w_down: cute.Tensor, peers: cute.Tensor, bias: cute.Tensor, logits: cute.Tensor,
-    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor, nans: cute.Tensor,
+    latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: one cluster a tile, and two more."""
     k3_router_cute_fused_step(
-        x, w_router, w_down, peers, bias, logits, latent, ids, weights, order, units, nans, mailbox, targets, epochs, health,
+        x, w_router, w_down, peers, bias, logits, latent, ids, weights, nans, mailbox, targets, epochs, health,
         rows, F, C, SCALING, BACKOFF, RELEASE, JITTER, REHEARSE,
     ).launch(grid=[F.blocks + 2 * F.split, 1, 1], block=[F.threads, 1, 1], cluster=[F.split, 1, 1], stream=stream)  # fmt: skip

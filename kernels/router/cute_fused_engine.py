@@ -1,4 +1,4 @@
-"""The cute_fused engine: shard, exchange, choice and grouping in one launch."""
+"""The cute_fused engine: shard, exchange and choice in one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 STEP = (
-    "x", "w_router", "w_down", "peers", "bias", "logits", "latent", "ids", "weights", "order", "units", "nans", "mailbox",
+    "x", "w_router", "w_down", "peers", "bias", "logits", "latent", "ids", "weights", "nans", "mailbox",
     "mailbox_targets", "epochs", "health",
 )  # fmt: skip
 
@@ -111,14 +111,14 @@ class CuteFusedEngine(Engine):
         return str(config["release"]) != "entry"
 
     def work(self, problem: Problem, config: Config) -> Work:
-        """Every cluster reads x; packets are written and read once; cluster, ranks and rows hand over one after the other."""
+        """Every cluster reads x; packets are written and read once; cluster and ranks hand over one after the other."""
         problem = router(problem)
         front = front_of(problem, config)
         return Work(
             l2_bytes=front.tiles * problem.rows * problem.hidden * 2 + 2 * board(problem).mail.received_bytes,
             in_flight_bytes=front.depth * front.n_tiles * 512 * front.threads // 32,
             tile_turns=float(front.steps),
-            dependent_steps=(1 if front.split > 1 else 0) + 2,
+            dependent_steps=(1 if front.split > 1 else 0) + 1,
         )
 
     def summation_order(self, problem: Problem, config: Config) -> str:

@@ -33,14 +33,14 @@ def k3_router_cute_mma_front(
 
 @cute.kernel
 def k3_router_cute_mma_choice(
-    logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor,
+    logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor,
     nans: cute.Tensor, rows: Int32,
     C: cutlass.Constexpr, SCALING: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """One cluster: experts and weights of each row of plain logits, and tokens by expert."""
+    """Experts and weights of each row of plain logits."""
     stage(JITTER, "begin")
     block, _, _ = arch.block_idx()
-    at = [one.iterator.toint() for one in (logits, bias, logits, ids, weights, order, units, nans, nans, nans)]
+    at = [one.iterator.toint() for one in (logits, bias, logits, ids, weights, nans, nans, nans)]
     memory = SmemAllocator().allocate_array(Int32, C.shared_bytes // 4, byte_alignment=16)
     route(at, rows, block, block, memory, SCALING, C, False, 0, RELEASE, JITTER, False)
     stage(JITTER, "finished")
@@ -68,11 +68,11 @@ def launch_front(
 
 @cute.jit
 def launch_choice(
-    logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, order: cute.Tensor, units: cute.Tensor,
+    logits: cute.Tensor, bias: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor,
     nans: cute.Tensor, rows: Int32,
     C: cutlass.Constexpr, SCALING: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
-    """Host side: one cluster."""
-    k3_router_cute_mma_choice(logits, bias, ids, weights, order, units, nans, rows, C, SCALING, RELEASE, JITTER).launch(
-        grid=[C.blocks, 1, 1], block=[32 * C.warps, 1, 1], cluster=[C.blocks, 1, 1], stream=stream
+    """Host side: some rows a block."""
+    k3_router_cute_mma_choice(logits, bias, ids, weights, nans, rows, C, SCALING, RELEASE, JITTER).launch(
+        grid=[C.blocks, 1, 1], block=[32 * C.warps, 1, 1], stream=stream
     )

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .family import Router
 
 FRONT = ("x", "w_router", "w_down", "peers", "logits", "latent", "mailbox_targets", "epochs", "health")
-CHOICE = ("all_logits", "bias", "ids", "weights", "order", "units", "nans")
+CHOICE = ("all_logits", "bias", "ids", "weights", "nans")
 
 
 class CuteMmaEngine(Engine):
     """The front: weights from memory straight into MMA registers, K split over warps and a cluster, packets to every
-    rank. The choice: one cluster, some warps a row.
+    rank. The choice: some rows a block, some warps a row.
     """
 
     name = "cute_mma"
@@ -66,7 +66,7 @@ class CuteMmaEngine(Engine):
         blocks = next(b for b in (1, 2, 4, 8, 16) if b >= rows or b == 16 or (b == 8 and rows <= 16))
         return Space(
             params=(
-                Param("blocks", (1, 2, 4, 8, 16), "blocks of the cluster that shares the rows"),
+                Param("blocks", (1, 2, 4, 8, 16), "blocks that share the rows"),
                 Param("warps", (4, 7, 8, 14, 16, 28, 32), "warps a block, shared out over its rows"),
                 RELEASE,
             ),
@@ -98,7 +98,7 @@ class CuteMmaEngine(Engine):
             choice, buffers = choice_of(problem, config), choice_buffers(problem)
             launch = built(
                 launch_choice, CHOICE, (choice, problem.scaling, release, build_of(config)), problem, buffers, arch, blocks=choice.blocks,
-                threads=32 * choice.warps, cluster=choice.blocks, shared_bytes=choice.shared_bytes,
+                threads=32 * choice.warps, cluster=1, shared_bytes=choice.shared_bytes,
             )  # fmt: skip
         else:
             front = front_of(problem, config)
@@ -110,10 +110,10 @@ class CuteMmaEngine(Engine):
         return Compiled(self.family, self.name, problem, config, arch, (launch,), buffers)
 
     def work(self, problem: Problem, config: Config) -> Work:
-        """Every cluster reads x; blocks of a cluster hand over once."""
+        """Of a front: every cluster reads x; its blocks hand over once."""
         problem = router(problem)
         if problem.kind == "choice":
-            return Work(dependent_steps=1 if int(config["blocks"]) > 1 else 0)
+            return Work()
         front = front_of(problem, config)
         return Work(
             l2_bytes=front.tiles * problem.rows * problem.hidden * 2,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .arithmetic import BIG, LEAST, LN2_HIGH, LN2_LOW, LOG2E, MAGIC, POLYNOMIAL, TINY
-from .choice_layout import UNIT_ROWS, UNIT_START
 
 
 def _fma(a: np.ndarray, b: np.ndarray | float, c: np.ndarray | float) -> np.ndarray:
@@ -69,22 +68,3 @@ def choose(logits: Tensor, bias: Tensor, top_k: int, scaling: float) -> tuple[Te
         total = total[:, :half] + total[:, half:]
     weights = chosen / (total + torch.tensor(TINY, dtype=chosen.dtype)) * torch.tensor(scaling, dtype=chosen.dtype)
     return ids.to(torch.int32), weights
-
-
-def group(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens by expert, as the experts' kernels want them.
-
-    Args:
-        ids: [n, k], the experts of a row distinct.
-
-    Returns:
-        (order, units), both int32 [n, k] read as a list: ``order`` has the places ``row * k + slot`` by expert, then
-        row; ``units`` one entry an expert in ascending order, see :data:`.choice_layout.UNIT_START`, then -1.
-    """
-    flat = ids.flatten().long()
-    order = torch.argsort(flat, stable=True)
-    experts, counts = torch.unique(flat[order], return_counts=True)
-    starts = counts.cumsum(0) - counts
-    units = torch.full_like(flat, -1)
-    units[: len(experts)] = experts | starts << UNIT_START | (counts - 1) << UNIT_ROWS
-    return order.view(ids.shape).to(torch.int32), units.view(ids.shape).to(torch.int32)

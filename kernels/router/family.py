@@ -118,7 +118,7 @@ class RouterFamily(TwinFamily):
 
     def output_specs(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], str]]:
         """``logits`` FP32 and ``latent`` BF16, all ranks' or in a front this rank's shard; ``ids`` int32 and ``weights`` FP32
-        [rows, top_k]. Tokens by expert concern all live rows together: they are buffers of the engines.
+        [rows, top_k].
         """
         assert isinstance(problem, Router)
         rows = problem.rows
@@ -162,14 +162,14 @@ class RouterFamily(TwinFamily):
         return found
 
     def measurement_fault(self, problem: Problem, tensors: Tensors) -> str | None:
-        """A step whose distinct experts, counted in the buffer ``units`` on the device, are not those of its profile."""
+        """A step whose distinct experts, counted among its ids on the device, are not those of its profile."""
         from .profiles import distinct_fault, expected_distinct
 
         assert isinstance(problem, Router)
         if problem.kind not in PROFILES:
             return None
         expected = expected_distinct(problem.kind, problem.all_experts, problem.rows, problem.top_k)
-        return distinct_fault(float((tensors["units"] >= 0).sum()), expected)
+        return distinct_fault(float(tensors["ids"].unique().numel()), expected)
 
     def alternative(self, problem: Problem, tensors: Tensors) -> Callable[[], None]:
         """PyTorch operators."""

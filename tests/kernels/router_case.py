@@ -10,7 +10,7 @@ import torch
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.router.common import board
-from k3lab.kernels.router.exact import choose, group
+from k3lab.kernels.router.exact import choose
 from k3lab.kernels.router.family import Router
 from k3lab.kernels.router.profiles import own_slot
 from k3lab.kernels.transports import loopback_factors, target_rows
@@ -101,18 +101,14 @@ class Run:
         return torch.from_numpy(self.memory.get(name))
 
     def check_choice(self, logits: torch.Tensor) -> None:
-        """Ids, weights and the grouping are exactly those of the logits."""
+        """Ids and weights are exactly those of the logits."""
         one, live = self.one, self.live
         ids, weights = choose(logits[:live], self.inputs["bias"], one.top_k, one.scaling)
-        order, units = group(ids)
         assert torch.equal(self.get("ids")[:live], ids)
         assert same_weights(self.get("weights")[:live], weights)
-        pairs = live * one.top_k
-        assert torch.equal(self.get("order").flatten()[:pairs], order.flatten())
-        assert torch.equal(self.get("units").flatten()[:pairs], units.flatten())
         nans = (logits[:live] + self.inputs["bias"]).isnan().sum(-1)
         assert self.get("nans")[:live].tolist() == nans.tolist()
-        for name in ("ids", "order", "units", "nans"):
+        for name in ("ids", "nans"):
             assert bool((self.get(name).flatten()[live * self.get(name)[0].numel() :] == -7).all()), name
         assert bool(self.get("weights")[live:].isnan().all())
 

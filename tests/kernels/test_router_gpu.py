@@ -3,7 +3,7 @@
 import pytest
 import torch
 from k3lab.kernels.health import check_health
-from k3lab.kernels.router.exact import choose, group
+from k3lab.kernels.router.exact import choose
 
 from .gpu_acts import delay_often, replay_often, same, silence
 from .router_case import FAMILY, FUSED, MMA, problem, same_weights, whole_numbers
@@ -37,7 +37,7 @@ class Case:
         self.tensors = {**{name: tensor.cuda() for name, tensor in self.inputs.items()}, **self.outputs}
 
     def poison(self):
-        held = [self.runner.buffers[name] for name in ("order", "units", "nans") if name in self.runner.buffers]
+        held = [self.runner.buffers[name] for name in ("nans",) if name in self.runner.buffers]
         for tensor in (*self.outputs.values(), *held):
             tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
 
@@ -65,25 +65,18 @@ class Case:
             self.judge_choice(rows, got)
 
     def judge_choice(self, rows, got):
-        """Given the same logits: the same experts, weights and grouping to the bit."""
+        """Given the same logits: the same experts and weights to the bit."""
         logits = self.inputs["all_logits"] if self.one.kind == "choice" else got["logits"]
         ids, weights = choose(logits[:rows], self.inputs["bias"], self.one.top_k, self.one.scaling)
-        order, units = group(ids)
-        buffers = {name: self.runner.buffers[name].cpu() for name in ("order", "units", "nans")}
+        nans = self.runner.buffers["nans"].cpu()
         assert torch.equal(got["ids"][:rows], ids)
         assert same_weights(got["weights"][:rows], weights)
-        assert torch.equal(buffers["order"].flatten()[: rows * self.one.top_k], order.flatten())
-        assert torch.equal(buffers["units"].flatten()[: rows * self.one.top_k], units.flatten())
-        assert buffers["nans"][:rows].tolist() == (logits[:rows] + self.inputs["bias"]).isnan().sum(-1).tolist()
-        assert (got["ids"][rows:] == -7).all() and (buffers["nans"][rows:] == -7).all()
+        assert nans[:rows].tolist() == (logits[:rows] + self.inputs["bias"]).isnan().sum(-1).tolist()
+        assert (got["ids"][rows:] == -7).all() and (nans[rows:] == -7).all()
         assert got["weights"][rows:].isnan().all()
 
     def bits(self):
-        held = [
-            *self.outputs.values(),
-            *(self.runner.buffers[n] for n in ("order", "units") if n in self.runner.buffers),
-        ]
-        return [tensor.view(torch.uint8).clone() for tensor in held]
+        return [tensor.view(torch.uint8).clone() for tensor in self.outputs.values()]
 
 
 @pytest.mark.parametrize(("tp", "rows"), STEPS)

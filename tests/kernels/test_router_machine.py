@@ -1,4 +1,4 @@
-"""The router's CuTe DSL kernels as the compiler made them, run on the CPU: shards, packets, choices and grouping, to the bit."""
+"""The router's CuTe DSL kernels as the compiler made them, run on the CPU: shards, packets, choices, to the bit."""
 
 from __future__ import annotations
 

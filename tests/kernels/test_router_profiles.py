@@ -7,7 +7,6 @@ import torch
 from k3lab.kernels import K3, family
 from k3lab.kernels.accounting import expected_distinct_experts
 from k3lab.kernels.router import profiles
-from k3lab.kernels.router.exact import group
 
 from .router_case import problem
 
@@ -43,8 +42,7 @@ def test_the_table_realises_its_profile_and_keeps_clear_of_ties(kind, tp, rows):
     for seed in (0, 1):
         inputs = FAMILY.inputs(one, seed)
         wanted = FAMILY.twin(one, inputs)
-        units = group(wanted["ids"])[1]
-        assert FAMILY.measurement_fault(one, {"units": units}) is None
+        assert FAMILY.measurement_fault(one, wanted) is None
         scores = (wanted["logits"].sigmoid() + inputs["bias"]).sort(-1, descending=True).values[:, :17]
         assert float((scores[:, :-1] - scores[:, 1:]).min()) > 1e-6
         own = wanted["ids"] // one.experts == profiles.own_slot(tp)
@@ -53,13 +51,11 @@ def test_the_table_realises_its_profile_and_keeps_clear_of_ties(kind, tp, rows):
 
 def test_a_measurement_off_its_profile_is_refused():
     one = problem(8)
-    units = torch.full((8, 16), -1)
-    units.view(-1)[:117] = 1
+    ids = torch.arange(128).clamp(max=116).view(8, 16)
     assert "117.0 distinct experts in the mean, 120.3 in the profile" in str(
-        FAMILY.measurement_fault(one, {"units": units})
+        FAMILY.measurement_fault(one, {"ids": ids})
     )
-    units.view(-1)[:118] = 1
-    assert FAMILY.measurement_fault(one, {"units": units}) is None
+    assert FAMILY.measurement_fault(one, {"ids": torch.arange(128).clamp(max=117).view(8, 16)}) is None
     assert FAMILY.measurement_fault(problem(8, "front"), {}) is None
 
 
