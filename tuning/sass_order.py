@@ -116,6 +116,18 @@ def wait_fault(code: Sequence[Instruction], weights: str, *, ahead: int = 1) -> 
     return None
 
 
+def behind_fault(code: Sequence[Instruction]) -> str | None:
+    """Why what comes next may begin before all that was before this kernel has ended, or None.
+
+    Right is: no path from the entry releases the next kernel, or ends, ahead of a dependency wait. An engine whose last launch
+    is so may say that it :meth:`~k3lab.kernels.Engine.releases_behind`.
+    """
+    for place in unwaited(code):
+        if code[place].mnemonic in (RELEASE, "EXIT"):
+            return f"{code[place].mnemonic} at {code[place].address:#x} may come before the dependency wait"
+    return None
+
+
 def release_fault(code: Sequence[Instruction], weights: str, release: str) -> str | None:
     """What is wrong with where the next kernel may start, or None.
 

@@ -18,7 +18,7 @@ from k3lab.kernels.kda.common import TENSORS
 from k3lab.kernels.kda.layout import DIM, GATE_TILES, MOST_STEPS, Split
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
-from k3lab.tuning.sass_order import WAIT, order, places, release_fault, unwaited, wait_fault
+from k3lab.tuning.sass_order import WAIT, behind_fault, order, places, release_fault, unwaited, wait_fault
 
 from .kda_case import ENGINE, FAMILY, READ_EARLY, config, problem
 
@@ -238,6 +238,7 @@ def test_machine_code(arch, rows, kind):
             "states are asked for before the wait"
         )
         assert release_fault(code, EARLY, chosen["release"]) is None, chosen
+        assert (behind_fault(code) is None) == ENGINE.releases_behind(chosen), chosen
         stores = places(code, r"STG\.E\.128")
         bodies = split.steps if split.form == "serial" else min(2 + split.steps % 2, split.steps)
         assert len(stores) == bodies * split.turns * split.quads, "a state a step, stored once"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from k3lab.tuning.cubin import kernel_resources
-from k3lab.tuning.sass_order import WAIT, order, places, release_fault, unwaited
+from k3lab.tuning.sass_order import WAIT, behind_fault, order, places, release_fault, unwaited
 
 from .kda_case import FAMILY, H200, problem
 
@@ -89,3 +89,4 @@ def test_machine_code(arch, rows, kind):
     assert early.count("LDG.E.EF.128") == 16, "the whole state is asked for before the wait"
     assert not any(one.startswith(("STG", "ST.", "RED", "ATOM")) or one == "EXIT" for one in early)
     assert release_fault(code, r"LDG\.E\.EF\.128", "loads") is None
+    assert ENGINE.releases_behind(chosen) and behind_fault(code) is None

@@ -16,7 +16,7 @@ from k3lab.kernels.mla.twin_context import merged
 from k3lab.kernels.transports import Loopback, own_buffers
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.propose import ENUMERABLE
-from k3lab.tuning.sass_order import order, wait_fault
+from k3lab.tuning.sass_order import behind_fault, order, wait_fault
 
 from . import test_mla_dcp_gpu, test_mla_dcp_ranks_gpu
 from .mla_case import FAMILY, H200, exact_inputs, problem, row_counts
@@ -161,4 +161,6 @@ def test_machine_code_waits_in_order_and_spills_nothing(arch, kind, rows):
         assert found.spill_instructions == 0 and found.registers <= most, (found.kernel, found.registers)
         assert launch.pdl and not launch.needs_residency
         assert wait_fault(order(launch.cubin), early, ahead=ahead) is None, found.kernel
+    # the attention reads keys early, the output projection behind it the residual
+    assert ENGINE.releases_behind(chosen) and not any(behind_fault(order(one.cubin)) for one in (query, value))
     assert [launch.kernel.split("_dcp_")[1].split("_")[0] for launch in (query, core, send, value)] == list(LAUNCHES)

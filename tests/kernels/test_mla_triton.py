@@ -14,7 +14,7 @@ from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.interpret import check_interpreted
 from k3lab.tuning.propose import ENUMERABLE
-from k3lab.tuning.sass_order import order, wait_fault
+from k3lab.tuning.sass_order import behind_fault, order, wait_fault
 
 from .mla_case import FAMILY, H200, problem, row_counts, small
 
@@ -96,6 +96,7 @@ def test_compiles_without_spills_and_waits_before_it_reads_what_others_write(arc
         weights = found.kernel.endswith(("query", "absorb", "value"))
         # none but weights are asked for before the wait, and those of every kernel that has some
         assert wait_fault(order(launch.cubin), r"LDG\.E\.EF\.\S*", ahead=int(weights)) is None, found.kernel
+    assert ENGINE.releases_behind(compiled.config) and behind_fault(order(compiled.launches[-1].cubin)) is None
 
 
 @pytest.mark.parametrize("tp", [4, 8, 16])
