@@ -161,7 +161,7 @@ def stages(
     from ..tuning.stages import measure_stages
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
-    device = require("stamps of the GPU's clocks")
+    device = require("k3lab stages")
     point = chosen.config(config, device.need_card())
     found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK)
     data = {
@@ -185,6 +185,10 @@ def stages(
                 console.print(
                     f"    {one.stage:<12} first {one.first_us:7.2f}   median {one.median_us:7.2f}   last {one.last_us:7.2f}"
                 )
+        told = {role.launch for role in found.roles}
+        for place, kernel in enumerate(found.kernels):
+            if place not in told:
+                console.print(f"  {kernel} stamps no stages: its time lies between those of the others")
 
     emit(data, as_json, render)
 

@@ -69,7 +69,7 @@ ELSEWHERE = {
 }
 REFUSED = {
     "k3lab time": (2, "timing needs an NVIDIA GPU"),
-    "k3lab stages": (2, "stamps of the GPU's clocks needs an NVIDIA GPU"),
+    "k3lab stages": (2, "k3lab stages needs an NVIDIA GPU"),
     "k3lab ranks": (2, "k3lab ranks needs NVIDIA GPUs"),
     "k3lab trace ranks rank*.sqlite --budget gb300-tp16 --world 16": (1, ""),  # two ranks of sixteen: inconclusive
 }

@@ -7,13 +7,14 @@ own time stands beside them, and no such figure is a timing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..kernels import Engine, Family, InputError, Problem
+from ..kernels import Engine, Family, InputError, Launch, Problem
 from ..kernels.stamps import BLOCKS, BYTES, STAGES, TABLE_BYTES, WARPS
 from .policy import TimingPolicy
 
@@ -130,6 +131,15 @@ def _roles(times: NDArray[np.float64], place: int) -> list[Role]:
     return sorted(roles, key=lambda role: -role.warps)
 
 
+def check_blocks(launches: Sequence[Launch]) -> None:
+    """Raise InputError for a launch of more blocks than stamps are kept of: what it would tell is of a part of them."""
+    for one in launches:
+        if (blocks := math.prod(one.grid)) > BLOCKS:
+            raise InputError(
+                f"{one.kernel} has {blocks} blocks, and stamps are kept of {BLOCKS}; ask for fewer rows, or a larger --tp"
+            )
+
+
 def measure_stages(
     family: Family, engine: Engine, problem: Problem, config: Mapping[str, Any], arch: str, policy: TimingPolicy, *,
     seed: int = 0, launches: int = LAUNCHES,
@@ -137,7 +147,7 @@ def measure_stages(
     """Run the build with stamps on the current GPU, cold, and read when its warps passed.
 
     Raises:
-        InputError: the engine's kernels stamp nothing.
+        InputError: the engine's first kernel stamps nothing, or one has more blocks than stamps are kept of.
     """
     import torch
 
@@ -145,7 +155,9 @@ def measure_stages(
     from ..kernels.launch import Runner
     from .timing import capture_calls, input_copies, restorer
 
-    many = len(engine.compile(problem, config, arch).launches)
+    plain = engine.compile(problem, config, arch).launches
+    check_blocks(plain)
+    many = len(plain)
     table = torch.zeros(many * TABLE_BYTES // 8, dtype=torch.int64, device="cuda")
     compiled = engine.compile(problem, {**config, "stamps": table.data_ptr()}, arch)
     copies = input_copies(family, problem, policy, seed)
@@ -161,7 +173,7 @@ def measure_stages(
         torch.cuda.synchronize()
         by_launch = table.cpu().numpy().reshape(many, len(STAGES), BLOCKS, WARPS, BYTES // 8)
         stamps = np.concatenate(by_launch, axis=1)
-        if not stamps.any():
+        if not stamps[STAGES.index("begin"), :BLOCKS].any():
             raise InputError(f"{family.name}/{engine.name} stamps no stages; see kernels/cute_stages.py")
         found.append(stamps_of(stamps)[0])
     check_health(runner.buffers)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from k3lab.kernels import InputError, Launch
 from k3lab.kernels.stamps import BLOCKS, STAGES, WARPS
-from k3lab.tuning.stages import Stages, roles_of, stamps_of
+from k3lab.tuning.stages import Stages, check_blocks, roles_of, stamps_of
 
 GHZ = 1.98
 COARSE_NS = 32
@@ -70,6 +72,14 @@ def test_stamps_of_a_launch_before_are_left_out() -> None:
 def test_no_beginning_is_an_error() -> None:
     with pytest.raises(ValueError, match="stamped its beginning"):
         stamps_of(table({"told": {(0, 0): 5.0}}))
+
+
+def test_a_launch_of_more_blocks_than_stamps_are_kept_of_is_refused() -> None:
+    """Its roles would be those of a part of it."""
+    most = Launch("k3_x", b"", (BLOCKS // 2, 2, 1), (32, 1, 1), 0, ())
+    check_blocks([most])
+    with pytest.raises(InputError, match=f"k3_x has {BLOCKS + 2} blocks, and stamps are kept of {BLOCKS}"):
+        check_blocks([most, replace(most, grid=(BLOCKS // 2 + 1, 2, 1))])
 
 
 def test_launches_of_an_engine_have_a_table_each() -> None:
