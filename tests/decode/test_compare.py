@@ -65,6 +65,16 @@ def test_any_other_condition_forbids_a_ratio(name: str, tmp_path: Path) -> None:
     assert [one["field"] for one in data["different"]] == [name]
 
 
+def test_a_report_of_before_contexts_could_lie_over_ranks_had_them_whole(tmp_path: Path) -> None:
+    a, b, c = write(tmp_path / "a"), write(tmp_path / "b"), write(tmp_path / "c", dcp=16)
+    old = json.loads(a.read_text())
+    del old["conditions"]["dcp"]
+    a.write_text(json.dumps(old))
+    assert compare(read_report(a), read_report(b))["comparable"]
+    (found,) = compare(read_report(a), read_report(c))["different"]
+    assert found["field"] == "dcp"
+
+
 def test_the_published_sixteen_against_eight_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """AgentX at concurrency 1: 403.2 against 223.7 tok/s a user, on 16 GPUs and on 8."""
     user = {"user rate, P90": {"value": 223.7, "unit": "tok/s/user"}}
