@@ -255,7 +255,7 @@ class Machine:
         return {
             "read": read, "read_if": read_if, "as_float": to_float, "as_word": to_word, "Float32": float, "Int32": int, "Int64": int, "Uint32": Word,
             "operands": layout.operands, **{name: getattr(layout, name) for name in dir(layout) if name.isupper()},
-            "TOKENS": plan.TOKENS, "T": None, "llvm": None, "cute": SimpleNamespace(make_layout=lambda size: size),
+            "stage": lambda *_: None, "TOKENS": plan.TOKENS, "T": None, "llvm": None, "cute": SimpleNamespace(make_layout=lambda size: size),
             "cutlass": SimpleNamespace(
                 range_constexpr=range, const_expr=bool, min=min, max=max, range=lambda *bounds, unroll: range(*bounds)
             ),
@@ -320,7 +320,7 @@ class Machine:
             me = self.me
             me.block, me.thread, me.waited, me.allocated = block, t, False, 0
             try:
-                kernel(*arguments, self.rows, self.plan, beta, linear, "loads")
+                kernel(*arguments, self.rows, 0, self.plan, beta, linear, False, "loads", 0)
                 assert me.waited, "a thread ends without the dependency wait"
             except BaseException as fault:
                 self.faults.append(fault)

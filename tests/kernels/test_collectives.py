@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -101,19 +102,19 @@ def test_a_rank_that_never_ends_is_named() -> None:
 
 
 def test_an_interrupted_group_has_ended_when_the_interruption_is_seen() -> None:
-    threads, calls = [], 0
+    threads, calls = [], [0, 0, 0]
 
     def rank(comm: Collectives) -> None:
-        nonlocal calls
         threads.append(threading.current_thread())
-        for calls in range(100_000):
+        for _ in range(100_000):
             comm.all_reduce(torch.zeros(1))
-            if comm.rank == 0 and calls == 20:
-                signal.raise_signal(signal.SIGINT)
+            calls[comm.rank] += 1
+            if comm.rank == 0 and calls[0] == 20:
+                os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         run_virtual_ranks(3, rank)
-    assert len(threads) == 3 and not any(one.is_alive() for one in threads) and calls < 99_999
+    assert len(threads) == 3 and not any(one.is_alive() for one in threads) and max(calls) < 99_999
 
 
 def test_a_rank_that_returns_early_is_named_at_once() -> None:

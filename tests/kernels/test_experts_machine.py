@@ -43,14 +43,14 @@ class ExpertsMachine(Machine):
     late = 0
     """Instructions of others for which block 0 stands still behind its dependency wait."""
     left = -1
-    early: frozenset[int] = frozenset()
+    ahead: frozenset[int] = frozenset()
     """Addresses that some thread touched before its dependency wait."""
 
     def note(self, step: Step, who: np.ndarray) -> None:
         super().note(step, who)
         if step.name[0] in ("ld", "st"):
-            ahead = who[~self.waited[who]]
-            self.early |= set(self.address(step.args[step.name[0] == "ld"], ahead, "u64").tolist())
+            waiting = who[~self.waited[who]]
+            self.ahead |= set(self.address(step.args[step.name[0] == "ld"], waiting, "u64").tolist())
 
     def execute(self, place: int, who: np.ndarray) -> None:
         super().execute(place, who)
@@ -243,7 +243,7 @@ def test_the_compiled_kernel_has_the_twins_bits(monkeypatch, name):
         early = turn if made.compiled.config["early"] == "shared" else 0
         machine = made.run(turn, early=early)
         if early:  # x is older than the launch before; what its first products leave is read by later launches alone
-            assert made.memory.touched(machine.early) == {"gate_up", "x", "epochs", "wide", "done"}
+            assert made.memory.touched(machine.ahead) == {"gate_up", "x", "epochs", "wide", "done"}
         else:
             assert set(machine.before_wait) == (BEFORE if problem.has_shared else set())
         assert (made.memory.get("epochs") == turn + 1).all() and not made.memory.get("health").any()
