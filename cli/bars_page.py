@@ -41,7 +41,8 @@ def section(data: Mapping[str, Any] | None, link: str) -> str:
     """Verdicts, then for each load and layer kind what the tuned time is made of, the largest distance first."""
     if data is None:
         return NONE
-    lines = [f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone ([record]({link})).", ""]
+    shared = ", each context over all ranks (DCP)" if any(row.get("dcp", 1) > 1 for row in data["rows"]) else ""
+    lines = [f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone{shared} ([record]({link})).", ""]
     lines += ["| bar | measured | to close | aim | |", "| --- | ---: | ---: | ---: | --- |"]
     lines += [
         f"| {one['what']} | {one['got']:.1f} {one['unit']} | {one['close']:g} | {one['aim']:g} | {one['verdict']} |"

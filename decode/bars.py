@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..kernels import InputError, ModelCard
+from ..kernels import K3, InputError, ModelCard
 from ..kernels.accounting import expected_distinct_experts, floor_us, layer_bytes, step_bytes
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.model_card import LayerKind
@@ -37,6 +37,8 @@ class Bar:
     aim: float
 
 
+BARS_TP = 16
+"""The bars below speak of one rank of K3 at that TP, its contexts whole."""
 LAUNCH_BARS = {
     "kda": Bar("launches of a KDA MoE layer", "", 9, 7),
     "mla": Bar("launches of an MLA MoE layer", "", 11, 9),
@@ -142,10 +144,14 @@ def step_floor_us(card: ModelCard, tp: int, rows: int, q_len: int, gpu: GpuCard)
     return floor_us(step_bytes(card, tp, rows, q_len=q_len), gpu)
 
 
-def verdicts(found: Mapping[str, Any]) -> list[Verdict]:
-    """Of a measurement's table (:func:`k3lab.decode.measure_bars.measure`): those bars that speak of it."""
+def verdicts(found: Mapping[str, Any], card: ModelCard) -> list[Verdict]:
+    """Of a measurement's table (:func:`k3lab.decode.measure_bars.measure`) of a model: those bars that speak of it."""
+    if replace(card, name=K3.name) != K3:  # whatever its file is called
+        return []
     made: list[Verdict] = []
     for one in found["rows"]:
+        if (found["tp"], one["dcp"]) != (BARS_TP, 1):
+            continue
         rows, own = one["rows"], one["backends"]["latency_specialized"]
         if rows in LAYER_BARS:
             layer = own["layers"]["kda"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..kernels import InputError, ModelCard
 from ..kernels.device import Device
-from .bars import KINDS, depths, ratio_faults, verdicts
+from .bars import BARS_TP, KINDS, depths, ratio_faults, verdicts
 from .choices import Choice, Fallback, Finder, Tuned, choose
 from .fitting import fitting_here
 from .group import NO_LINK, NO_NUMBERS, join
@@ -116,7 +116,7 @@ def run_bars(
             for kind, layer in own["layers"].items():
                 floors = family_floors(chosen[load], kind, load.rows, gpu)
                 layer["made_of"] = made_of(layer.get("kernel_times", ()), floors)
-    made = verdicts(found)
+    made = verdicts(found, card)
     for one, load in zip(found["rows"], loads, strict=True):
         planned = plan(
             card, tp=tp, rows=load.rows, backend="latency_specialized", bundle=bundle, gpu=gpu.name, objective="measured",
@@ -144,6 +144,7 @@ def run_bars(
             "a layer's time is the slope between graphs of few and of many such layers, untraced",
             "a kernel's time is from the end of the one before it to its own, in profiled replays",
             NO_NUMBERS,
+            *([] if made else [f"no bar speaks of this: they are K3's at TP{BARS_TP}, contexts whole, 1 and 8 rows"]),
             *[
                 f"{one['rows']} rows, {name}: no kernel's time is known: {own['not_traced']}"
                 for one in found["rows"] for name, own in one["backends"].items() if own["not_traced"]

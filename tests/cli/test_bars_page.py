@@ -52,6 +52,10 @@ def test_a_section_is_made_checked_and_made_again(tmp_path: Path, capsys: pytest
     assert "| `experts` | 1.0 | 31.2 | 24.0 | 7.2 |" in text
     assert "KDA + MoE layer, 8 rows: 72.0 us (floor 46.4); `auto` 300.0 us in 61.0 launches, 60% of its floor" in text
     assert text.startswith("before\n") and text.endswith("after\n") and NONE not in text
+    assert "rank 0 of 16 alone ([record]" in text
+    file.write_text(json.dumps({**result(), "rows": [{**row, "dcp": 16} for row in result()["rows"]]}))
+    assert main(asked) == 0 and "alone, each context over all ranks (DCP) ([record]" in page.read_text()
+    text = page.read_text()
     for wrong in ("[]", "{}", "nonsense"):
         file.write_text(wrong)
         capsys.readouterr()

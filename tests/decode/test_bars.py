@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from k3lab.decode.measure_bars import Bench, Counting, Load, measure, some_layer
 from k3lab.decode.packing import pack
 from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.sharding import ModelTensors, shard
-from k3lab.kernels import K3, InputError, ModelCard
+from k3lab.kernels import K3, SMALL_K3, InputError, ModelCard
 from k3lab.kernels.collectives import SingleRank, StandIn
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
@@ -134,12 +135,17 @@ def test_verdicts() -> None:
         return {"kda": {"us": kda, "launches": launches}, "mla": {"us": 80.0, "launches": mla}}
 
     own = {"layers": layers(70.0, 7, 10), "step_us": 9000.0}
-    found = {"rows": [{"rows": 8, "backends": {"latency_specialized": own}, "ratios": {"kda layer": 1.5, "step": 2.5}}]}
-    assert [(one.bar.what, one.word) for one in verdicts(found)] == [
+    row = {"rows": 8, "dcp": 1, "backends": {"latency_specialized": own}, "ratios": {"kda layer": 1.5, "step": 2.5}}
+    found = {"tp": 16, "rows": [row]}
+    assert [(one.bar.what, one.word) for one in verdicts(found, replace(K3, name="a-folder"))] == [
         ("KDA MoE layer, 8 rows", "closes"), ("whole step, 8 rows", "missed"), ("launches of a KDA MoE layer", "aim"),
         ("launches of an MLA MoE layer", "closes"),
     ]  # fmt: skip
     assert ratio_faults(found) == ["8 rows, kda layer: 1.50 times as fast as auto, at least 2 is wanted"]
+    # bars of the whole model at TP16 say nothing of a smaller one, of longer slices or of contexts that others hold
+    assert verdicts(found, SMALL_K3) == []
+    for other in ({"tp": 8}, {"rows": [{**row, "dcp": 16}]}):
+        assert verdicts({**found, **other}, K3) == []
 
 
 def test_a_part_of_the_layers_is_the_same_memory(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:

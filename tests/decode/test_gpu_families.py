@@ -261,4 +261,4 @@ def test_the_bars_run_on_a_small_stack(device: Device) -> None:
             assert 0.3 < layer["traced_us"] / layer["us"] < 3
             assert {part["family"] for part in layer["made_of"]} == {"torch"}
     assert found["rows"][0]["planned_tuned_launches"] == 0  # without a bundle nothing is tuned
-    assert found["verdicts"]
+    assert not found["verdicts"] and any("no bar speaks of this" in line for line in found["notes"])
