@@ -16,7 +16,7 @@ from .memory import check_memory, peak_memory, watch_memory
 from .plan import TUNED_FAMILIES, plan
 from .run_options import check_context, check_seed
 from .scope import digest
-from .sharding import check_dcp, check_rank
+from .sharding import check_dcp, check_holds, check_rank
 
 if TYPE_CHECKING:
     from .measure_bars import Load
@@ -30,6 +30,7 @@ def check_bars(card: ModelCard, loads: Sequence[Load], *, tp: int, rank: int, se
     check_rank(card, tp, rank)
     for load in loads:
         check_dcp(load.dcp, tp)
+        check_holds(rank, load.dcp, load.context, "--context makes it longer")
     check_seed(seed)
     for load in loads:
         check_context(card, load.context + load.q_len)

@@ -10,7 +10,7 @@ from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from .choices import StepForm, check_backend, check_rows
 from .scope import MAX_DRAFTS, MAX_ROWS
-from .sharding import check_dcp, check_rank
+from .sharding import check_dcp, check_holds, check_rank
 
 MAX_TOKENS = 4096
 
@@ -140,11 +140,7 @@ class RunOptions:
 
     def check_alone(self, rank: int) -> None:
         """Raise InputError for a rank that runs alone and would hold no token of a shared context at its first step."""
-        if self.dcp > 1 and self.fill + self.prompt <= rank:
-            raise InputError(
-                f"rank {rank} alone holds no token of a context of {self.fill + self.prompt} over {self.dcp} ranks;"
-                " --fill-context or --prompt makes it longer"
-            )
+        check_holds(rank, self.dcp, self.fill + self.prompt, "--fill-context or --prompt makes it longer")
 
     def _check_drafts(self) -> None:
         if not 0 <= self.drafts <= MAX_DRAFTS:

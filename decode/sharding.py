@@ -39,6 +39,12 @@ def check_dcp(dcp: int, tp: int) -> None:
         raise InputError(f"dcp is {dcp}; at TP {tp} decode context parallelism is {ways}")
 
 
+def check_holds(rank: int, dcp: int, context: int, cure: str) -> None:
+    """Raise InputError for a rank that runs alone and would hold no token of a shared context: nobody attends for it."""
+    if dcp > 1 and context <= rank:
+        raise InputError(f"rank {rank} alone holds no token of a context of {context} over {dcp} ranks; {cure}")
+
+
 def shard_tensor(tensor: torch.Tensor, spec: TensorSpec, tp: int, rank: int) -> torch.Tensor:
     """The rank's slice, contiguous; a replicated tensor as it is.
 

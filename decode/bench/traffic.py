@@ -18,6 +18,7 @@ from ..group import Group, join
 from ..memory import check_memory, peak_memory
 from ..plan import AUTO_NOTE, TUNED_FAMILIES
 from ..run_options import RunOptions, check_context
+from ..sharding import check_holds
 from ..run_places import known_gpu
 from ..traffic.both import MEASURES, Turns, replay_backend
 from ..traffic.seen import measured
@@ -129,6 +130,9 @@ def check_traffic(
             f"sessions are replayed by one rank: of {options.tp} give one alone with --rank and --of, or --tp 1"
         )
     handling.check()
+    if group.alone:
+        first = min(one.system_tokens + one.turns[0].prompt for one in traffic.sessions)
+        check_holds(group.rank, options.dcp, first, "a session's first prompt must be longer")
     check_context(card, traffic.context + options.drafts)
     if options.drafts:
         from ..speculate_run import check_drafter

@@ -22,6 +22,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "--model", "small", "--rank", "1", "--of", "2"], "0", "at TP 2 decode context parallelism is 1, or 2"),
         (["run", "--model", "small", "--rank", "3", "--of", "4"], "4", None),
         (["bench", "--model", "small", "--rank", "3", "--of", "4", "--prompt", "3"], "4", None),
+        (["bars", "--rank", "3", "--of", "4", "--context", "3"], "4", None),
+        (["bench", "--workload", "SESSIONS", "--rank", "3", "--of", "4"], "4", None),
         (["run", "--model", "small"], "2", "at TP 1 decode context parallelism is 1"),
         (["plan"], "8", "at TP 16 decode context parallelism is 1, or 16"),
         (["bench", "--tp", "2"], "-2", "at TP 2 decode context parallelism is 1, or 2"),
@@ -29,8 +31,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_contexts_lie_on_one_rank_or_on_all(
-    words: list[str], dcp: str, ways: str | None, capsys: pytest.CaptureFixture[str]
+    words: list[str], dcp: str, ways: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sessions = tmp_path / "sessions.jsonl"
+    sessions.write_text('{"session": "a", "turns": [{"prompt": 3, "output": 3}, {"prompt": 9, "output": 2}]}\n')
+    words = [str(sessions) if word == "SESSIONS" else word for word in words]
     assert run(["decode", *words, "--dcp", dcp]) == 2
     out, err = capsys.readouterr()
     assert (f"dcp is {dcp}; {ways}" if ways else "rank 3 alone holds no token of a context of") in err
