@@ -18,8 +18,8 @@ from ..group import Group, join
 from ..memory import check_memory, peak_memory
 from ..plan import AUTO_NOTE, TUNED_FAMILIES
 from ..run_options import RunOptions, check_context
-from ..sharding import check_holds
 from ..run_places import known_gpu
+from ..sharding import check_holds
 from ..traffic.both import MEASURES, Turns, replay_backend
 from ..traffic.seen import measured
 from ..traffic.sessions import Traffic
