@@ -119,6 +119,26 @@ def test_older_inputs_are_read_early_where_the_launch_before_begins_when_all_bef
         assert early == (behind and blocks == before[0])
 
 
+def test_nothing_is_read_early_that_is_copied_for_the_call(
+    tiny: ModelCard, weights: RankWeights, twins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is the launch before."""
+    used = tuned.TunedOperators(
+        tiny, [entry(tiny, "router"), entry(tiny, "experts")], dtype=torch.float64, device="cpu"
+    )
+    used._kernels["router", None].releases_behind = True
+    turn(weights, hold)
+    mlp, wide = weights.layers[1].mlp, torch.randn(3, 512, generator=torch.Generator().manual_seed(0)).double()
+    assert isinstance(mlp, MoeMlp)
+    ids, shares, latent = used.router(wide[:, :256].contiguous(), mlp, SingleRank())
+    told: list[bool] = []
+    monkeypatch.setattr(library, "call", lambda *given: told.append(given[-1]))
+    for x in (wide[:, :256], wide[:, :256].contiguous()):
+        used.experts(latent, ids, shares, x, mlp)
+    turn(weights, release)
+    assert told == [False, True]
+
+
 def test_the_plan_of_k3_with_kernels_of_every_family(monkeypatch: pytest.MonkeyPatch) -> None:
     choices = every_entry(K3, 1)
     monkeypatch.setattr("k3lab.decode.plan.choose", lambda *_args, **_more: tuple(choices))
