@@ -114,7 +114,7 @@ def run_pair(
             f"random weights (seed {seed}); layers of the model's widths, {pairs} of each kind", ONE_BLOCK,
             "a replay begins behind a barrier of all ranks; its time is the slowest rank's, a layer's the slope between graphs",
             *([NOT_TIMED] if time_sliced else [f"every time is the median of {samples} replays"]),
-            *([] if device else ["no GPU: times say nothing about kernels"]),
+            *([] if device else [f"no GPU: {'the tuned path is its twins, and ' if bundle else ''}times say nothing about kernels"]),
             *([] if bundle else ["no bundle: auto alone was measured"]),
         ],
         "faults": [
