@@ -192,7 +192,11 @@ def test_ranks_over_gloo_make_one_record(tmp_path: Path) -> None:
     with out.capture() as told:
         render_pair(out, {**shown, "faults": ["rank 1 is odd"]})
     text = told.get()
-    assert "mla runs untuned: none" in text and "fault: rank 1 is odd" in text and "the tuned path is its twins, and times say nothing about kernels" in text
+    assert (
+        "mla runs untuned: none" in text
+        and "fault: rank 1 is odd" in text
+        and "the tuned path is its twins, and times say nothing about kernels" in text
+    )
     assert "traced, class A (kda): 81.5 us on the slowest rank, 0.9 apart" in text
     assert "nothing can be said of the traces: odd" in text
     assert "medians of 2 replays, by the host's clock" in text and "spread" in text
