@@ -114,7 +114,10 @@ def test_a_full_width_layer_pair_runs_as_planned_on_all_ranks(dcp: int, tmp_path
     for place, one in enumerate(record["each"]):
         assert one["gpu"]["card"] and not one["trace"]["differences"] and one["trace"]["planned"]
         assert (tmp_path / f"rank{place}.json.gz").exists()
-    assert {one["kind"] for one in record["trace"]["classes"]} == {"kda", "mla"}, record["trace"]
+    if sliced:  # times of ranks that took turns are nobody's
+        assert "trace" not in record
+    else:
+        assert {one["kind"] for one in record["trace"]["classes"]} == {"kda", "mla"}, record["trace"]
     for row in record["rows"]:
         own = row["backends"]["latency_specialized"]
         assert own["launches"]["planned"] == own["launches"]["tuned"] > 0
