@@ -373,3 +373,24 @@ def test_a_rank_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(decode_pair, "_group", gone)
     assert command(["decode", "pair", "--model", "small"]) == 1
     assert capsys.readouterr().err == "k3lab: rank 3 did not come within 300 s\n"
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_no_times_are_read_from_traces_of_ranks_that_took_turns(
+    sliced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**RANKS, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    here = SimpleNamespace(card=None, to_json=lambda: {})
+    monkeypatch.setattr("k3lab.kernels.device.discover", lambda: here)
+    monkeypatch.setattr("k3lab.kernels.device.gpu_count", lambda: 1)
+    monkeypatch.setattr("k3lab.tuning.environment.environment", lambda _device: {})
+    group = SimpleNamespace(rank=0, device=here, meet=lambda: None, close=lambda: None)
+    monkeypatch.setattr(decode_pair, "_group", lambda *_args: group)
+    monkeypatch.setattr(run_pair, "run_pair", lambda *_args, **_more: {"faults": [], "evidence": None})
+    monkeypatch.setattr(decode_pair, "_side_by_side", lambda *_args: {"classes": []})
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr(decode_pair, "emit", lambda data, *_rest: shown.append(data))
+    more = ["--time-sliced"] if sliced else []
+    assert command(["decode", "pair", "--model", "small", "--traces", str(tmp_path), *more]) == 0
+    assert ("trace" in shown[0]) is not sliced
