@@ -96,19 +96,21 @@ def time(
     from ..tuning.check import check_compiled
     from ..tuning.compiling import compile_config
     from ..tuning.environment import environment
+    from ..tuning.gpus import measuring
     from ..tuning.policy import FULL, QUICK
     from ..tuning.timing import time_compiled
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     device = require("timing")
     point = chosen.config(config, device.need_card())
-    compiled = compile_config(chosen.engine, chosen.problem, point, device.arch)
-    before = check_compiled(chosen.family, compiled, seed=1)
-    timing = time_compiled(
-        chosen.family, compiled, QUICK if quick else FULL,
-        alternative=True, compile_s=0.0 if quick else COMPILE_S, chain=True,
-    )  # fmt: skip
-    after = check_compiled(chosen.family, compiled, seed=2)
+    with measuring(device.index):
+        compiled = compile_config(chosen.engine, chosen.problem, point, device.arch)
+        before = check_compiled(chosen.family, compiled, seed=1)
+        timing = time_compiled(
+            chosen.family, compiled, QUICK if quick else FULL,
+            alternative=True, compile_s=0.0 if quick else COMPILE_S, chain=True,
+        )  # fmt: skip
+        after = check_compiled(chosen.family, compiled, seed=2)
     wrong = next((result.reason for result in (before, after) if not result.ok), None)
     data = {
         **chosen.to_json(), "config": dict(point), "evidence": "measured", "checked": wrong is None,
@@ -157,13 +159,15 @@ def stages(
     """When the warps of a launch pass the stages of their kernel, on the GPU here: where its time goes."""
     from ..kernels.device import require
     from ..tuning.environment import environment
+    from ..tuning.gpus import measuring
     from ..tuning.policy import QUICK
     from ..tuning.stages import measure_stages
 
     chosen = select_engine(name, model=model, tp=tp, rows=rows, kind=kind, engine=engine)
     device = require("k3lab stages")
     point = chosen.config(config, device.need_card())
-    found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK)
+    with measuring(device.index):
+        found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK)
     data = {
         **chosen.to_json(), "config": dict(point), "evidence": "measured", "stages": found.to_json(),
         "environment": environment(device), "source_digest": chosen.engine.source_digest(),

@@ -38,6 +38,7 @@ def bars_command(
     from ..decode.scope import MAX_DRAFTS
     from ..kernels import Evidence, InputError, device
     from ..tuning.environment import environment
+    from ..tuning.gpus import measuring
 
     if not 0 <= drafts <= MAX_DRAFTS or context < 0:
         raise InputError(
@@ -50,7 +51,7 @@ def bars_command(
     loads = [Load(1, q_len, context, dcp) for q_len in widths]
     check_bars(card, loads, tp=of, rank=rank, seed=seed)
     here = device.require("decode bars times kernels and")
-    with progress_bar() as told:
+    with measuring(here.index), progress_bar() as told:
         found = run_bars(card, here, loaded, loads, tp=of, rank=rank, seed=seed, samples=samples, say=told)
     data = {**found, "evidence": Evidence.MEASURED.value, "environment": environment(here)}
     try:

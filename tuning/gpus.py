@@ -7,7 +7,8 @@ after the GPU's UUID: a container's tuners see each other's locks where they sha
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,27 @@ class GpuLock(ProcessLock):
     def __init__(self, gpu: Gpu, folder: Path | None = None) -> None:
         super().__init__((folder or Path(tempfile.gettempdir())) / f"k3lab-{gpu.uuid}.lock", everyone=True)
         self.gpu = gpu
+
+
+@contextmanager
+def measuring(index: int, gpus: Sequence[Gpu] | None = None, folder: Path | None = None) -> Iterator[None]:
+    """No tuner measures on a GPU meanwhile; nothing is locked where the driver does not name it.
+
+    Args:
+        index: of the GPU, as this process sees it.
+        gpus: to choose from, by default those that are visible.
+        folder: of the lock files.
+
+    Raises:
+        InputError: a tuner, or another such measurement, is at work on it.
+    """
+    found = [gpu for gpu in (visible() if gpus is None else gpus) if gpu.index == index]
+    locks = take(1, found, folder) if found else []
+    try:
+        yield
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 def take(count: int, gpus: Sequence[Gpu] | None = None, folder: Path | None = None) -> list[GpuLock]:
@@ -80,6 +102,6 @@ def take(count: int, gpus: Sequence[Gpu] | None = None, folder: Path | None = No
         for one in taken:
             one.release()
         raise InputError(
-            f"another tuner is measuring on {', '.join(held)}: two on one GPU would time each other; wait for it"
+            f"another process is measuring on {', '.join(held)}: two on one GPU would time each other; wait for it"
         )
     return taken

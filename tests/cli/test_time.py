@@ -21,7 +21,7 @@ def asked(monkeypatch):
     from k3lab.kernels import device
     from k3lab.tuning import check, compiling, environment, timing
 
-    here = SimpleNamespace(name="NVIDIA H200", arch="sm_90a", need_card=lambda: gpu_card("h200"))
+    here = SimpleNamespace(index=0, name="NVIDIA H200", arch="sm_90a", need_card=lambda: gpu_card("h200"))
     seen = {}
     monkeypatch.setattr(device, "require", lambda purpose: here)
     monkeypatch.setattr(compiling, "compile_config", lambda *_: None)

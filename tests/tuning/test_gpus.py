@@ -12,7 +12,9 @@ from typing import Any
 
 import fake_family
 import pytest
+from k3lab.cli.main import run as command
 from k3lab.kernels import InputError
+from k3lab.kernels.device import Device
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import gpus
 from k3lab.tuning import tune as tuning
@@ -122,7 +124,7 @@ def test_workers_hold_the_locks_until_they_are_closed(tmp_path: Path, monkeypatc
     monkeypatch.setattr(gpus, "visible", lambda: FOUR)
     monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
     with Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=3):
-        with pytest.raises(InputError, match="another tuner is measuring"):
+        with pytest.raises(InputError, match="another process is measuring"):
             Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=2)
         Workers(LIMITS, measured=False, evaluator=DEFAULT_EVALUATOR).close()  # predicting needs none
     Workers(LIMITS, measured=True, evaluator=DEFAULT_EVALUATOR, gpus=4).close()
@@ -150,6 +152,34 @@ def test_a_job_of_the_finals_is_not_taken_by_another_gpu(telling: Path, tmp_path
         got: list[Outcome] = [workers.result(job) for job in jobs]
     assert all(one.status is Status.OK for one in got)
     assert {json.loads(line)[1] for line in telling.read_text().splitlines()} == {"GPU-0"}
+
+
+def test_what_is_timed_by_hand_keeps_tuners_off_and_is_kept_off_by_them(tmp_path: Path) -> None:
+    with gpus.measuring(1, FOUR, tmp_path):
+        held = locks(tmp_path, 2)
+        assert [lock.gpu.index for lock in held] == [0, 2]
+        with pytest.raises(InputError, match="another process is measuring on GPU 1"):
+            take(1, FOUR[1:2], tmp_path)
+    with pytest.raises(InputError, match="another process is measuring on GPU 0"), gpus.measuring(0, FOUR, tmp_path):
+        pytest.fail("a tuner is at work there")
+    for lock in [*held, *take(1, FOUR[1:2], tmp_path)]:
+        lock.release()
+    with gpus.measuring(0, [], tmp_path):  # no driver names it
+        pass
+
+
+@pytest.mark.parametrize("word", ["time", "stages"])
+def test_timing_by_hand_is_refused_beside_a_tuner(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Device(0, "NVIDIA H200", "sm_90a", 132, 60 << 20, 140 << 30, "580", gpu_card("h200"))
+    monkeypatch.setattr("k3lab.kernels.device.require", lambda _purpose: here)
+    monkeypatch.setattr(gpus, "visible", lambda: FOUR)
+    monkeypatch.setattr(gpus.tempfile, "gettempdir", lambda: str(tmp_path))
+    held = locks(tmp_path, 1)
+    assert command([word, "attn_res", "--kind", "final"]) == 2
+    assert "another process is measuring on GPU 0" in capsys.readouterr().err
+    held[0].release()
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
