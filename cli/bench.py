@@ -25,6 +25,8 @@ from .words import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..kernels import Config
+
 Name = Annotated[str, typer.Argument(help="Family; see 'k3lab kernels'.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the random inputs.")]
 
@@ -86,6 +88,11 @@ def check(
         raise typer.Exit(1)
 
 
+def _head(console: Console, chosen: Selection, gpu: str, point: Config) -> None:
+    console.print(f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {gpu}, measured", markup=False)
+    console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
+
+
 def time(
     name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
     model: Model = "k3", quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, and no torch.compile.")] = False, as_json: Json = False,
@@ -118,10 +125,7 @@ def time(
     }  # fmt: skip
 
     def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(
-            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False
-        )
-        console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
+        _head(console, chosen, device.name, point)
         console.print(
             f"  cold         {timing.cold_us:8.2f} us   spread {timing.spread:.1%}, {timing.cold.copies} copies of the weights"
         )
@@ -174,10 +178,7 @@ def stages(
     }  # fmt: skip
 
     def render(console: Console, data: dict[str, Any]) -> None:
-        console.print(
-            f"{chosen.family.name}/{chosen.engine.name} {chosen.problem.label} on {device.name}, measured", markup=False
-        )
-        console.print(f"  config       {' '.join(f'{k}={v}' for k, v in point.items())}", markup=False)
+        _head(console, chosen, device.name, point)
         console.print(
             f"  span         {found.span_us:8.2f} us   first stamp to last; this build takes {found.stamped_us:.2f} a launch"
         )

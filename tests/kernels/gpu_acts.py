@@ -47,6 +47,24 @@ def replay_often(case, times):
     check_health(case.runner.buffers)
 
 
+def early_graph(runner, tensors, late):
+    """A graph of eight early launches, each behind one that lets go at once and writes input ``late`` at its end: NaN until then."""
+    from k3lab.tuning.chain import predecessor
+
+    x = tensors[late]
+    before, call = predecessor(x.clone(), x, 3.0, runner.carveout), runner.bind(tensors, early=True)
+    before()
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            x.fill_(float("nan"))
+            before()
+            call()
+    return graph
+
+
 def delay_often(plain, delayed, times):
     """A build with random delays, two launches at a time: the bits of the one without."""
     plain.run()

@@ -18,6 +18,8 @@ from .ptx_text import DTYPES, Step
 FAMILY = family("kda")
 ENGINE = FAMILY.engine("cute")
 H200 = gpu_card("H200")
+PASSED = ["begin", "asked", "woken", "sent", "product", "listening", "heard", "finished"]
+"""Stages of every warp, in the order of a launch."""
 READ_EARLY = {"f_b", "conv_q", "conv_k", "conv_v", "a_log", "dt_bias", "o_norm", "conv_state", "state", "slots"}
 """What the family declares as written by no kernel of a step but by the step before."""
 

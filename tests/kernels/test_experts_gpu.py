@@ -8,6 +8,7 @@ from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.health import check_health, rearm, set_limit
 
 from .experts_case import FAMILY, Case, exact_problem
+from .gpu_acts import early_graph
 
 pytestmark = pytest.mark.gpu
 CUTE, TRITON = FAMILY.engine("cute"), FAMILY.engine("triton")
@@ -123,24 +124,11 @@ def test_blocks_for_the_shared_expert_alone_change_no_bit(device, rows, reserved
 
 @pytest.mark.parametrize("rows", [1, 8, 33])
 def test_the_shared_expert_may_begin_before_what_it_does_not_need_is_there(device, rows):
-    """Behind a launch that lets go at once and writes the latents at its end; until then they are NaN. x is older."""
-    from k3lab.tuning.chain import predecessor
-
+    """The input of the shared expert is older than the launch that writes the latents."""
     case = Case(device, exact_problem(rows, "bf16"), CUTE, early="shared")
     case.run(pdl=False)
     case.judge()
-    latent = case.inputs["latent"]
-    before = predecessor(latent.clone(), latent, 3.0, case.runner.carveout)
-    call = case.runner.bind({**case.inputs, **case.outputs}, early=True)
-    before()
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            latent.fill_(float("nan"))
-            before()
-            call()
+    graph = early_graph(case.runner, {**case.inputs, **case.outputs}, "latent")
     for turn in range(100):
         graph.replay()
         torch.cuda.synchronize()

@@ -6,7 +6,7 @@ from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.health import check_health, rearm, set_limit
 from k3lab.kernels.transports import Loopback
 
-from .gpu_acts import delay_often, replay_often, run_often, same, silence
+from .gpu_acts import delay_often, early_graph, replay_often, run_often, same, silence
 from .output_projection_case import Case, twin
 from .test_output_projection_engines import FAMILY, FUSED, SPLIT, config, problem
 
@@ -231,25 +231,13 @@ def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
     ("rows", "change"), [(1, {}), (8, {}), (8, {"rehearse": 1}), (5, {"packet": "b32e32", "jitter": 3})]
 )
 def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, rows, change):
-    """Behind a launch that lets go at once and writes x at its end; until then x is NaN."""
-    from k3lab.tuning.chain import predecessor
-
+    """The residual and the saved blocks are older than the launch that writes x."""
     one = problem(rows, 16)
     case = Case(device, one, {**config(one), **change}, engine=FUSED)
     case.run(pdl=False)
     case.judge()
-    first, x = case.bits(), case.tensors["x"]
-    before = predecessor(x.clone(), x, 3.0, case.runner.carveout)
-    call = case.runner.bind(case.tensors, early=True)
-    before()
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(8):
-            x.fill_(float("nan"))
-            before()
-            call()
+    first = case.bits()
+    graph = early_graph(case.runner, case.tensors, "x")
     for _ in range(200):
         case.poison()
         graph.replay()
