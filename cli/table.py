@@ -167,6 +167,9 @@ def register(app: typer.Typer) -> None:
         results: Annotated[
             Path | None, typer.Option("--results", help="Also write the table as a result file, such as results/h200/FAMILY_table.json.")
         ] = None,
+        add: Annotated[
+            bool, typer.Option("--add", help="Keep rows of other problems that the result file has, if they were measured under the same conditions.")
+        ] = False,
         begin_with: Annotated[
             Path | None, typer.Option("--begin-with", help="Result file of another table: studies begin with its winners that are legal in them.")
         ] = None,
@@ -208,7 +211,7 @@ def register(app: typer.Typer) -> None:
         table = tune_table(request, say)
         written = results if results is not None and table.rows else None
         if written is not None:
-            write_result(written, table)
+            write_result(written, table, add=add)
         data = {**table.to_json(), "results": str(written) if written else None}
         emit(data, as_json, render)
         if table.ended == "interrupted":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,18 +140,8 @@ def as_result(table: TableResult) -> dict[str, Any]:
     shared = [{key: value for key, value in place.items() if key != "commit"} for place in places]
     if any(place != shared[0] for place in shared):
         raise InputError("the rows were measured in different environments: begin the table anew in one (--fresh, or another --studies)")  # fmt: skip
-    fields = {name for row in table.rows for name in row.problem.to_json()}
-    same = {
-        name: table.rows[0].problem.to_json()[name]
-        for name in sorted(fields)
-        if len({json.dumps(row.problem.to_json()[name]) for row in table.rows}) == 1
-    }
     used = [engine for engine in request.engines if any(engine.name in row.engines for row in table.rows)]
-    rows = []
-    for row in table.rows:
-        data = row.to_json()
-        data["problem"] = {name: value for name, value in data["problem"].items() if name not in same}
-        rows.append(data)
+    same, rows = _shared([row.to_json() for row in table.rows])
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -169,6 +159,60 @@ def as_result(table: TableResult) -> dict[str, Any]:
         "rows": rows,
         "missing": list(table.missing),
         "skipped": table.skipped,
+    }
+
+
+def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Fields that the problems of all rows share, and the rows without them."""
+    problems = [row["problem"] for row in rows]
+    same = {
+        name: value
+        for name, value in sorted(problems[0].items())
+        if all(name in one and json.dumps(one[name]) == json.dumps(value) for one in problems)
+    }
+    own = [{name: value for name, value in one.items() if name not in same} for one in problems]
+    return same, [{**row, "problem": problem} for row, problem in zip(rows, own, strict=True)]
+
+
+def _place(row: Mapping[str, Any]) -> tuple[str, int]:
+    """Sorts rows shape by shape."""
+    shape = {name: value for name, value in row["problem"].items() if name != "rows"}
+    return json.dumps(shape, sort_keys=True), row["problem"].get("rows", 0)
+
+
+def joined(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """The new table, and the old one's rows of other problems, whatever they were tuned with.
+
+    Raises:
+        InputError: the old one was measured on another GPU, with other versions, kernels or another policy: its rows may not
+            stand beside the new ones.
+    """
+
+    def place(data: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in data["environment"].items() if key != "commit"}
+
+    for name in ("family", "gpu", "evidence", "policy", "fixed"):
+        if new.get(name) != old.get(name):
+            raise InputError(f"the table that is there has another {name}: name another --results file")
+    if place(new) != place(old):
+        raise InputError("the table that is there was made in another environment: name another --results file")
+    for name in ("sources", "compilers"):
+        for key in new[name].keys() & old[name].keys():
+            if new[name][key] != old[name][key]:
+                raise InputError(f"the table that is there has another {name.removesuffix('s')} of {key}: name another --results file")  # fmt: skip
+    whole = [[{**row, "problem": {**data["problem"], **row["problem"]}} for row in data["rows"]] for data in (new, old)]
+    fresh = [row["problem"] for row in whole[0]]
+    kept = [row for row in whole[1] if row["problem"] not in fresh]
+    same, rows = _shared(whole[0] + kept)
+    commits = {one for data in (new, old) for one in data["environment"]["commit"].split(", ")}
+    return {
+        **new,
+        "environment": {**new["environment"], "commit": ", ".join(sorted(commits))},
+        "trials": {name: min(value, old["trials"].get(name, value)) for name, value in new["trials"].items()},
+        "sources": {**old["sources"], **new["sources"]},
+        "compilers": {**old["compilers"], **new["compilers"]},
+        "problem": same,
+        "rows": sorted(rows, key=_place) if kept else rows,
     }
 
 
@@ -200,13 +244,16 @@ def check_results(path: Path) -> None:
             raise InputError(f"{path} is there and is no table of `k3lab tune-table`: name another --results file")
 
 
-def write_result(path: Path, table: TableResult) -> None:
-    """Write the result file, whole or not at all.
+def write_result(path: Path, table: TableResult, *, add: bool = False) -> None:
+    """Write the result file, whole or not at all; ``add`` keeps rows that it has of other problems.
 
     Raises:
-        InputError: see :func:`as_result`; or the file cannot be written.
+        InputError: see :func:`as_result` and :func:`joined`; or the file cannot be written.
     """
-    text = result_text(as_result(table))
+    data = as_result(table)
+    if add and path.exists():
+        data = joined(data, json.loads(path.read_text()))
+    text = result_text(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)

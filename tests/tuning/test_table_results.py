@@ -12,7 +12,7 @@ import pytest
 from k3lab.kernels import InputError
 from k3lab.tuning import between as between_module
 from k3lab.tuning.table import TableResult, tune_table
-from k3lab.tuning.table_rows import as_result, check_results, result_text, winners_of, write_result
+from k3lab.tuning.table_rows import as_result, check_results, joined, result_text, winners_of, write_result
 from table_case import request, trials_of
 
 pytestmark = pytest.mark.usefixtures("a_gpu")
@@ -46,6 +46,34 @@ def test_a_result_says_once_what_all_rows_share(tmp_path: Path, monkeypatch: pyt
         as_result(dataclasses.replace(table, rows=(table.rows[0], elsewhere)))
     later = dataclasses.replace(table.rows[1], environment={**place, "commit": "bbb"})
     assert as_result(dataclasses.replace(table, rows=(table.rows[0], later)))["environment"]["commit"] == "aaa, bbb"
+
+
+def test_a_table_is_added_to_one_that_was_measured_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"gpu": {"name": "NVIDIA H200", "driver": "1"}, "commit": "aaa"}
+    monkeypatch.setattr(between_module, "environment", lambda device: dict(place))
+    path = tmp_path / "t.json"
+    write_result(path, tune_table(request(tmp_path / "s", 1, 8)), add=True)
+    first = json.loads(path.read_text())
+    place["commit"] = "bbb"
+    more = tune_table(request(tmp_path / "later", 8, 16, trials=2))
+    write_result(path, more, add=True)
+    data = json.loads(path.read_text())
+    assert [row["problem"]["rows"] for row in data["rows"]] == [1, 8, 16]
+    assert data["rows"][0] == first["rows"][0] and data["environment"]["commit"] == "aaa, bbb"
+    assert data["trials"]["anchors"] == 2 and data["problem"] == {"tp": 1, "width": 64}
+    assert [one.problem.rows for one in winners_of(path, fake_family.FAMILY)] == [1, 8, 16]
+    new = as_result(more)
+    engine = next(iter(new["sources"]))
+    for change, what in (
+        ({"policy": {"samples": 4}}, "another policy"),
+        ({"environment": {**data["environment"], "gpu": {}}}, "another environment"),
+        ({"fixed": {"k_order": "invariant"}}, "another fixed"),
+        ({"sources": {engine: {"source": "other", "glue": "other"}}}, f"another source of {engine}"),
+    ):
+        with pytest.raises(InputError, match=what):
+            joined(new, {**data, **change})
+    write_result(path, more)
+    assert len(json.loads(path.read_text())["rows"]) == 2
 
 
 def test_wrong_result_files_are_refused_before_the_work(tmp_path: Path) -> None:
