@@ -158,7 +158,8 @@ def time(
 
 def stages(
     name: Name, tp: Tp = 16, rows: Rows = 8, kind: Kind = None, engine: EngineName = None, config: ConfigText = None,
-    model: Model = "k3", as_json: Json = False,
+    model: Model = "k3", chain: Annotated[bool, typer.Option("--chain", help="Behind a predecessor, with a programmatic edge.")] = False,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """When the warps of a launch pass the stages of their kernel, on the GPU here: where its time goes."""
     from ..kernels.device import require
@@ -171,7 +172,7 @@ def stages(
     device = require("k3lab stages")
     point = chosen.config(config, device.need_card())
     with measuring(device.index):
-        found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK)
+        found = measure_stages(chosen.family, chosen.engine, chosen.problem, point, device.arch, QUICK, chain=chain)
     data = {
         **chosen.to_json(), "config": dict(point), "evidence": "measured", "stages": found.to_json(),
         "environment": environment(device), "source_digest": chosen.engine.source_digest(),
@@ -180,7 +181,7 @@ def stages(
     def render(console: Console, data: dict[str, Any]) -> None:
         _head(console, chosen, device.name, point)
         console.print(
-            f"  span         {found.span_us:8.2f} us   first stamp to last; this build takes {found.stamped_us:.2f} a launch"
+            f"  span         {found.span_us:8.2f} us   first stamp to last; this build {'adds' if chain else 'takes'} {found.stamped_us:.2f} {'to its predecessor' if chain else 'a launch'}"
         )
         for role in found.roles:
             console.print(

@@ -56,8 +56,12 @@ class Stages:
     span_us: float
     """From the first stamp to the last."""
     stamped_us: float
-    """The build with stamps, timed as any kernel is: what lies beyond the span is the launch, and code before the first stamp."""
+    """The build with stamps, timed as any kernel is: what lies beyond the span is the launch, and code before the first stamp.
+    In a chain what it adds to the predecessor, whose end lies shortly before the warps that wait for it are ``woken``.
+    """
     launches: int
+    chain: bool = False
+    """Behind a predecessor with a programmatic edge (:mod:`.chain`)."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -142,9 +146,11 @@ def check_blocks(launches: Sequence[Launch]) -> None:
 
 def measure_stages(
     family: Family, engine: Engine, problem: Problem, config: Mapping[str, Any], arch: str, policy: TimingPolicy, *,
-    seed: int = 0, launches: int = LAUNCHES,
+    seed: int = 0, launches: int = LAUNCHES, chain: bool = False,
 ) -> Stages:  # fmt: skip
     """Run the build with stamps on the current GPU, cold, and read when its warps passed.
+
+    ``chain``: behind the predecessor of a chain timing, with what the kernel does ahead of its wait; else alone.
 
     Raises:
         InputError: the engine's first kernel stamps nothing, or one has more blocks than stamps are kept of.
@@ -153,7 +159,8 @@ def measure_stages(
 
     from ..kernels.health import check_health
     from ..kernels.launch import Runner
-    from .timing import capture_calls, input_copies, restorer
+    from .chain import pairs, predecessor_of
+    from .timing import capture_calls, input_copies, restorer, time_calls
 
     plain = engine.compile(problem, config, arch).launches
     check_blocks(plain)
@@ -163,8 +170,15 @@ def measure_stages(
     copies = input_copies(family, problem, policy, seed)
     restore = restorer(family, copies)
     runner = Runner(compiled)
-    captured = capture_calls([runner.bind(tensors, pdl=False) for tensors in copies], policy)
-    timed = captured.replayed(policy, restore)
+    before_us = 0.0
+    if chain:
+        before = predecessor_of(family, copies, runner.carveout)
+        before_us = time_calls([before], policy).median_us
+        calls = pairs(before, runner, copies)
+    else:
+        calls = [runner.bind(tensors, pdl=False) for tensors in copies]
+    captured = capture_calls(calls, policy)
+    timed_us = captured.replayed(policy, restore).median_us - before_us
     found = []
     for _ in range(launches):
         if restore is not None:
@@ -183,6 +197,7 @@ def measure_stages(
         tuple(launch.kernel for launch in compiled.launches),
         roles_of(whole),
         round(span, 3),
-        round(timed.median_us, 3),
+        round(timed_us, 3),
         launches,
+        chain,
     )

@@ -31,11 +31,14 @@ def ranks_at_once(FORM: cutlass.Constexpr, WARPS: cutlass.Constexpr):
 
 @cute.jit
 def weights_of(res_norm: Int64, res_proj: Int64, norm_w: Int64, packet: Int32, HIDDEN: cutlass.Constexpr):
-    """(AttnRes norm times query, norm weight) at a lane's columns, FP32; no activations, so before the wait."""
-    zero = Int32(0)
-    gamma = seven(row_words(res_norm, zero, HIDDEN, packet, True))
-    query = seven(row_words(res_proj, zero, HIDDEN, packet, True))
-    return [g * q for g, q in zip(gamma, query, strict=True)], seven(row_words(norm_w, zero, HIDDEN, packet, True))
+    """Words of the AttnRes norm, the query and the norm's weight at a lane's columns; no activations, so before the wait.
+
+    Nothing is computed of them here: a warp that waited for them would ask for its activations behind all weights.
+    """
+    words = []
+    for one in (res_norm, res_proj, norm_w):
+        words += row_words(one, Int32(0), HIDDEN, packet, True)
+    return words
 
 
 @cute.jit
@@ -186,14 +189,14 @@ def take_unit(
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
-    ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health. ``shared`` is of the
+    ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health; ``weights``: words of
+    :func:`weights_of`. ``shared`` is of the
     row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
     are polled, none if zero. ``REHEARSE``: what comes after it is run once before it for nothing: a warp that has nothing else
     to do has its instructions fetched when it needs them. ``WAITS``: the dependency wait comes ahead of that barrier, whether or not
     it came before.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
-    folded, norm = weights
     row, unit = number // UNITS, number % UNITS
     packet = unit * 32 + lane
     if row < rows:
@@ -201,6 +204,9 @@ def take_unit(
         sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED, saved)
         if cutlass.const_expr(not RESTART):
             old = row_words(prefix, row, HIDDEN, packet, False)
+        # from here on what was asked for is waited for
+        folded = [g * q for g, q in zip(seven(weights[:4]), seven(weights[4:8]), strict=True)]
+        norm = seven(weights[8:])
         here = shared if cutlass.const_expr(CLUSTER > 1) else [scalars + Int64(row) * (KINDS * UNITS * 16)]
         mix, total, largest = mix_of_saved(
             sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER

@@ -33,6 +33,18 @@ def test_stages_lie_in_order_within_the_launch(device, name, engine, kind):
     assert all(role.stages[0].stage == "begin" for role in found.roles)
 
 
+def test_stages_in_a_chain_begin_before_the_wait_is_over(device):
+    owner = family("output_projection")
+    problem = owner.problem(K3, tp=16, rows=1)
+    chosen = owner.engine("cute_fused")
+    config = chosen.space(problem, device.need_card()).default
+    found = measure_stages(owner, chosen, problem, config, device.arch, QUICK, launches=5, chain=True)
+    assert found.chain
+    woken = next(one for one in found.roles[0].stages if one.stage == "woken")
+    assert woken.first_us > 3.0  # its weights were asked for, and it waited for a predecessor of 8 us
+    assert 0.0 < found.stamped_us < found.span_us
+
+
 def test_an_engine_without_stages_is_told(device):
     owner = family("attention_projection")
     problem = owner.problem(K3, tp=16, rows=1)
