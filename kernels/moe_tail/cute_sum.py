@@ -44,26 +44,25 @@ def own_latents(
 ):  # fmt: skip
     """Two shots: sum the latents that this rank owns, a quad a lane, and send the sums to all ranks.
 
+    As many lanes make the same sum as there are ranks, each for one: stores to all of them one after the other would take longer
+    than the sum.
     A lane whose wait gave up sends nothing, nor does a launch that begins with a claimed record.
     """
     quads = T.shard_latents // 4
-    total = T.live_passes(rows) * T.pass_rows * quads
-    mine = read(LOAD_TARGET, totals_to + lane % T.tp * 16, 4, [])
-    for task in cutlass.range(number, (total + 31) // 32, T.making * 16, unroll=1):
-        place = task * 32 + lane
+    there = T.live_passes(rows) * T.pass_rows
+    # asked for before the wait: behind it a trip to memory would follow
+    _, rank = T.total_task(number, lane)
+    line = read(LOAD_TARGET, totals_to + rank * 16, 4, [])
+    for task in cutlass.range(number, T.total_tasks(there), T.making * 16, unroll=1):
+        place, _ = T.total_task(task, lane)
         within = T.within(T.shard_latents, Int32(epoch & Uint32(1)), place // quads, place % quads * 4)
-        words, late = [Uint32(0)] * 2, claim
         pause(JITTER, epoch, block * 64 + 44)
-        if place < total:
+        if place < there * quads:
             words, more = ranks_quad(
                 latents, within, T.shard_latents, AT_ONCE, epoch, health, block, BACKOFF, T
             )  # fmt: skip
-            late |= more
-        pause(JITTER, epoch, block * 64 + 45)
-        for rank in cutlass.range_constexpr(T.tp):
-            # from the lane that has it: a table that is read here would be a trip to memory a rank
-            line = [arch.shuffle_sync(mine[k], rank) for k in range(3)]
-            if place < total and late == Uint32(0):
+            pause(JITTER, epoch, block * 64 + 45)
+            if (more | claim) == Uint32(0):
                 send_quad(line, within, words, epoch)
 
 

@@ -102,12 +102,12 @@ def publish_columns(
     epoch: Uint32, claim: Uint32, block: Int32,
     EPS: cutlass.Constexpr, T: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """A thread's row of the block's own columns to one rank, whose line of the table is ``line``.
+    """A thread's quads of a row of the block's own columns to one rank, whose line of the table is ``line``.
 
     Sums over the blocks of the cluster ascending, times the norm's factor of the row, rounded; plus the shared expert's, rounded.
     Nothing if a wait of the cluster gave up.
     """
-    row = t // T.tp
+    row, _, first = T.published(t)
     late = claim | near(LOAD_ONE, shares_at + T.pass_rows * T.own * 2, 1)[0]
     late |= near(LOAD_ONE, shares_at + T.pass_rows * T.own * 2 + 4, 1)[0]
     total: list = []
@@ -115,21 +115,21 @@ def publish_columns(
     for source in cutlass.range_constexpr(T.split):
         at = pushed_at + T.pushed(half, source, row) * 4
         one = []
-        for quad in cutlass.range_constexpr(T.quads_own):
-            one += [as_float(word) for word in near(LOAD_FOUR, at + quad * 16, 4)]
+        for quad in cutlass.range_constexpr(T.quads_each):
+            one += [as_float(word) for word in near(LOAD_FOUR, at + (first + quad) * 16, 4)]
         total = [a + b for a, b in zip(total, one, strict=True)] if source > 0 else one
         more = near(LOAD_FOUR, at + T.own * 4, 4)
         square += as_float(more[0])
         late |= more[1]
     r = unary(RSQRT, square * (1.0 / T.latent) + EPS)
     pause(JITTER, epoch, block * 64 + 48)
-    for quad in cutlass.range_constexpr(T.quads_own):
-        share = near(LOAD_TWO, shares_at + (row * T.quads_own + quad) * 8, 2)
+    for quad in cutlass.range_constexpr(T.quads_each):
+        share = near(LOAD_TWO, shares_at + (row * T.quads_own + first + quad) * 8, 2)
         words = []
         for i in cutlass.range_constexpr(2):
             up = rounded(total[4 * quad + 2 * i] * r, total[4 * quad + 2 * i + 1] * r)
             words.append(rounded(low(up) + low(share[i]), high(up) + high(share[i])))
-        within = T.within(T.shard, Int32(epoch & Uint32(1)), row0 + row, first_column + quad * 4)
+        within = T.within(T.shard, Int32(epoch & Uint32(1)), row0 + row, first_column + (first + quad) * 4)
         if late == Uint32(0) and row0 + row < rows:
             send_quad(line, within, words, epoch)
 
@@ -155,6 +155,10 @@ def make_pass(
     sum_latents(
         mailboxes[0], gamma_at + t * 8, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, AT_ONCE, BACKOFF, T, JITTER
     )  # fmt: skip
+    line_at = deltas_to + t % T.tp * 16
+    # asked for before the block and its cluster are waited for: a trip to memory is no shorter. Beside the weights, which are kept
+    # where there are more passes, there are no registers for it
+    line = read(LOAD_TARGET, line_at, 4, []) if cutlass.const_expr(T.passes == 1) else []
     arch.sync_threads()
     stage(JITTER, "heard")
     if warp < T.warps_k:
@@ -168,7 +172,8 @@ def make_pass(
         sum_share(
             mailboxes[1], shares_at, row0, column, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T, JITTER
         )  # fmt: skip
-    line = read(LOAD_TARGET, deltas_to + t % T.tp * 16, 4, [])
+    if cutlass.const_expr(T.passes > 1):
+        line = read(LOAD_TARGET, line_at, 4, [])
     # waits of the cluster end: each block pushes, since all its other waits end
     arch.mbarrier_wait(bars + half, phase)
     stage(JITTER, "told")
@@ -177,7 +182,7 @@ def make_pass(
     if cutlass.const_expr(T.passes > 2):  # noqa: SIM102, compiled in or not, then asked at run time
         if t == 0 and turn + 2 < T.live_passes(rows):
             arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
-    if t < T.pass_rows * T.tp:
+    if t < T.publishing:
         publish_columns(
             pushed_at, shares_at, line, half, row0, column, t, rows, epoch, claim, block, EPS, T, JITTER
         )  # fmt: skip

@@ -170,6 +170,21 @@ class Cut:
         """FP32 words of a row from one block to another: its columns, the latents' squares and whether a wait gave up."""
         return self.own + 4
 
+    @property
+    def quads_each(self) -> int:
+        """Quads of the block's own columns that a thread publishes to one rank: one, where there are threads for all."""
+        return max(1, self.pass_rows * self.tp * self.quads_own // THREADS)
+
+    @property
+    def publishing(self) -> int:
+        """Threads that publish: of a row, a rank and some quads."""
+        return self.pass_rows * self.tp * self.quads_own // self.quads_each
+
+    def published(self, thread):
+        """(row of the pass, rank, first of its quads) of one of them."""
+        shares, rest = self.quads_own // self.quads_each, thread // self.tp
+        return rest // shares, thread % self.tp, rest % shares * self.quads_each
+
     def pushed(self, half, source, row):
         """Word where a row of a block's lies, in one of two halves."""
         return ((half * self.split + source) * self.pass_rows + row) * self.packet_words
@@ -243,6 +258,25 @@ class Cut:
     def share_task(self, task):
         """(row, first column) of one of the others, counted from the first of them."""
         return task // (self.hidden // 128), task % (self.hidden // 128) * 128
+
+    # with two shots: the sums of the latents that a rank owns, of a quad for a rank a lane
+    @property
+    def total_lanes(self) -> int:
+        """Neighbouring quads of a warp, for as many ranks as its other lanes are: 128 bytes a load, to each rank as many."""
+        return 32 // min(4, self.tp)
+
+    def total_tasks(self, rows):
+        """Warps' worth of such sums."""
+        quads = rows * (self.shard_latents // QUAD)
+        return (quads + self.total_lanes - 1) // self.total_lanes * max(1, self.tp // 4)
+
+    def total_task(self, task, lane):
+        """(quad of all rows, rank it goes to) of a lane; its rank is the same in all tasks of a warp."""
+        groups, beside = max(1, self.tp // 4), min(4, self.tp)
+        return (
+            task // groups * self.total_lanes + lane % self.total_lanes,
+            task % groups * beside + lane // self.total_lanes,
+        )
 
     # summing
     def quad(self, round_, warp, lane):

@@ -125,7 +125,7 @@ def test_machine_code(arch, tp, rows, change):
     assert not places(code, r"(STG|LDG)\.E\.(64\.)?STRONG\.SYS|MEMBAR.*|ERRBAR.*")
     ahead = min(shape.tasks_ahead, shape.turns)
     batches = 2 if shape.turns > ahead else 1  # the first one, and those of a loop
-    sends = batches * ahead * shape.ranks_each + shape.quads_own + (tp if shape.two_shot else 0)
+    sends = batches * ahead * shape.ranks_each + shape.quads_each + shape.two_shot
     assert len(places(code, r"STG\.E\.128\.STRONG\.SYS")) == sends
     assert len(places(code, r"STAS\.128")) == 2
     assert bool(places(code, "NANOSLEEP")) == (chosen["backoff"] > 0)

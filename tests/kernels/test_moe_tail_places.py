@@ -87,18 +87,26 @@ def test_each_latent_of_a_pass_is_summed_once_a_cluster_and_multiplied_once(tp, 
 
 
 @pytest.mark.parametrize(("tp", "rows", "change"), SHAPES)
-def test_two_shots_sum_each_own_latent_once(tp, rows, change):
+def test_two_shots_sum_each_own_latent_once_for_each_rank(tp, rows, change):
     shape = cut_of(tp, rows, {**change, "exchange": "two_shot"})
     quads, total = shape.shard_latents // 4, shape.padded * (shape.shard_latents // 4)
+    tasks, stride = shape.total_tasks(shape.padded), shape.making * WARPS
     found = Counter()
-    for number in range(shape.making * WARPS):
-        for task in range(number, (total + 31) // 32, shape.making * WARPS):
-            for lane in range(32):
-                place = task * 32 + lane
+    for number in range(stride):
+        for lane in range(32):
+            _, mine = shape.total_task(number, lane)
+            for task in range(number, tasks, stride):
+                place, rank = shape.total_task(task, lane)
+                assert rank == mine, "a lane has one rank's target for all its tasks"
                 if place < total:
-                    found[shape.within(shape.shard_latents, 1, place // quads, place % quads * 4)] += 1
+                    found[rank, shape.within(shape.shard_latents, 1, place // quads, place % quads * 4)] += 1
     box = shape.totals
-    wanted = {box.within(1, row, 2 * access) for row in range(shape.padded) for access in range(box.packets // 2)}
+    wanted = {
+        (rank, box.within(1, row, 2 * access))
+        for rank in range(tp)
+        for row in range(shape.padded)
+        for access in range(box.packets // 2)
+    }
     assert found == Counter(wanted)
 
 
@@ -118,12 +126,18 @@ def test_every_column_is_pushed_to_its_block_published_and_finished_once(tp, row
         assert set(words) == set(range(shape.pushed_bytes // 4, shape.pushed_bytes // 2, 4))
     assert shape.pass_rows * 16 <= 256 and shape.pass_rows * shape.split <= 192  # senders are of the first 14 warps
     assert shape.pass_rows * shape.quads_own <= 64 and shape.pass_rows * tp <= 512
+    assert shape.publishing <= 512
     published = Counter(
-        block // shape.split * 64 + block % shape.split * shape.own + column
+        (rank, row, block // shape.split * 64 + block % shape.split * shape.own + 4 * (first + quad) + column)
         for block in range(shape.making)
-        for column in range(shape.own)
+        for row, rank, first in map(shape.published, range(shape.publishing))
+        for quad in range(shape.quads_each)
+        for column in range(4)
     )
-    assert published == Counter(range(shape.shard))
+    wanted = (
+        (rank, row, column) for rank in range(tp) for row in range(shape.pass_rows) for column in range(shape.shard)
+    )
+    assert published == Counter(wanted)
     finished = Counter(
         row for block in range(shape.finishing) for row in range(block, rows, shape.finishing)
     )  # fmt: skip
