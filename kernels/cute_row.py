@@ -97,7 +97,8 @@ def hear(
     if cutlass.const_expr(CLUSTER != 1):
         sums = row_at[0]
         if cutlass.const_expr(CLUSTER == OWN_BLOCK):
-            arch.barrier(barrier_id=ROW_TOLD, number_of_threads=row_at[1])
+            number = row_at[2] if cutlass.const_expr(len(row_at) > 2) else ROW_TOLD
+            arch.barrier(barrier_id=number, number_of_threads=row_at[1])
         else:
             arch.mbarrier_wait(row_at[1] + (1 if FIRST > 0 else 0), 0)
         words = []

@@ -109,7 +109,7 @@ class CuteFusedEngine(Engine):
         """Clusters of eight where they fit, one shot for few rows, and as few rows a finishing block as fit."""
         base: Config = {
             "split_k": 8, "exchange": "one_shot" if problem.rows <= ONE_SHOT_ROWS else "two_shot", "rows_each": 1,
-            "at_once": 8, "backoff": 0, "rehearse": 0, "release": "loads", "k_order": "free",
+            "at_once": 8, "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
         }  # fmt: skip
 
         def fits(c: Config) -> bool:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_mix import mix_of_saved, mixed, tell_prefix, values_of
 from ..cute_numbers import rounded
 from ..cute_polls import poll
-from ..cute_row import LOAD_OWN, OWN_BLOCK, STORE_OWN, row_of_block
+from ..cute_row import LOAD_OWN, OWN_BLOCK, ROW_TOLD, STORE_OWN, row_of_block
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import epoch_of, pause, release
+from .layout import WARPS
 
 LOAD_WEIGHT = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 STORE_EIGHT = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 COLUMNS = 16
 # a phase of the health record: behind the sums that a rank may have missed
 RANKS_COLUMNS = 4
+# where the warps meet that rehearse, as those of the row do
+REHEARSED = 8
 
 
 @cute.jit
@@ -94,55 +97,70 @@ def store_live(at: Int64, words: list, live: Int32 | None):
 
 
 @cute.jit
+def saved_mix(
+    blocks: Int64, fresh: list, kept_at: Int32, row_at: list, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32,
+    health: Int64, block: Int32,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """(mix of the saved blocks at a lane's columns, its weights' sum, the largest score); ``blocks``: the first one's address there.
+
+    ``fresh``: words of a lane's weights, kept once the saved blocks are asked for.
+    """
+    sources = []
+    for i in cutlass.range_constexpr(T.saved):
+        one = cutlass.min(Int32(i), saved - 1)
+        sources.append(sixteen(LOAD_X, blocks + Int64(one) * (T.rows * T.hidden * 2)))
+    for i in cutlass.range_constexpr(len(fresh) // 4):
+        arch.inline_ptx(STORE_OWN, read_only_args=[kept_at + 16 * i, *fresh[4 * i : 4 * i + 4]])
+    return mix_of_saved(
+        sources, saved, folded_query(kept_at), row_at, unit, lane, epoch, health, block, T.hidden, EPS, OWN_BLOCK, JITTER
+    )  # fmt: skip
+
+
+@cute.jit
 def finish_row(
     prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, fresh: list, kept_at: Int32,
     row_at: list, row: Int32, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
     REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
-    """One warp's 512 columns of a row. ``REHEARSE``: what follows the wait is run once before it for nothing, so that its
-    instructions are there when the columns come.
+    """One warp's 512 columns of a row. ``REHEARSE``: warps that have none run for nothing what the others will run once the
+    columns have come, while these mix the saved blocks, so that its instructions are on the SM then; they meet at a barrier of
+    their own.
     """
-    column = unit * 512 + lane * COLUMNS
+    live, there = None, unit
+    if cutlass.const_expr(REHEARSE):
+        live = Int32(1) if unit < T.units else Int32(0)
+        there = cutlass.min(unit, T.units - 1)
+    column = there * 512 + lane * COLUMNS
     at = (Int64(row) * T.hidden + column) * 2
-    sources = []
-    for i in cutlass.range_constexpr(T.saved):
-        one = cutlass.min(Int32(i), saved - 1)
-        sources.append(sixteen(LOAD_X, blocks + Int64(one) * (T.rows * T.hidden * 2) + at))
-    for i in cutlass.range_constexpr(len(fresh) // 4):
-        arch.inline_ptx(STORE_OWN, read_only_args=[kept_at + 16 * i, *fresh[4 * i : 4 * i + 4]])
-    mix, total, largest = mix_of_saved(
-        sources,
-        saved,
-        folded_query(kept_at),
-        row_at,
-        unit,
-        lane,
-        epoch,
-        health,
-        block,
-        T.hidden,
-        EPS,
-        OWN_BLOCK,
-        JITTER,
-    )
+    if cutlass.const_expr(REHEARSE):
+        mix, total, largest = [Float32(0.0)] * COLUMNS, Float32(1.0), Float32(0.0)
+        if live != Int32(0):
+            mix, total, largest = saved_mix(
+                blocks + at, fresh, kept_at, row_at, saved, unit, lane, epoch, health, block, T, EPS, JITTER
+            )  # fmt: skip
+    else:
+        mix, total, largest = saved_mix(
+            blocks + at, fresh, kept_at, row_at, saved, unit, lane, epoch, health, block, T, EPS, JITTER
+        )  # fmt: skip
     old = sixteen(LOAD_X, prefix + at)
     owner = column // T.shard
     place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
     stage(JITTER, "listening")
     pause(JITTER, epoch, block * 64 + 33 + unit)
-    given = [old, mix, total, largest]
+    meet_at = row_at
     if cutlass.const_expr(REHEARSE):
-        for live in cutlass.range(2, unroll=1):
-            end_row(
-                prefix_out + at, next_input + at, deltas + place, owner, given, kept_at, row_at, unit, lane, epoch, health, block, T,
-                EPS, BACKOFF, JITTER, live,
-            )  # fmt: skip
-    else:
-        end_row(
-            prefix_out + at, next_input + at, deltas + place, owner, given, kept_at, row_at, unit, lane, epoch, health, block, T, EPS,
-            BACKOFF, JITTER, None,
-        )  # fmt: skip
+        aside = Int32(512) - row_at[1]
+        meet_at = [
+            row_at[0],
+            row_at[1] if unit < T.units else aside,
+            Int32(ROW_TOLD) if unit < T.units else Int32(REHEARSED),
+        ]
+    end_row(
+        prefix_out + at, next_input + at, deltas + place, owner, [old, mix, total, largest], kept_at, meet_at, unit, lane, epoch,
+        health, block, T, EPS, BACKOFF, JITTER, live,
+    )  # fmt: skip
 
 
 @cute.jit
@@ -173,12 +191,15 @@ def finish_rows(
     # weights go to each lane's own place, out of the way of the saved blocks' words, but after these are asked for
     kept_at, fresh = memory.toint() + t * 96, [*gamma, *query, *norm]
     first = block - T.making
-    if unit < T.units and first < rows:
+    rehearses = REHEARSE and T.units < WARPS
+    takes = (unit < T.units) & (first < rows)
+    if takes or (first < rows if cutlass.const_expr(rehearses) else False):
         finish_row(
             prefix, blocks, prefix_out, next_input, deltas, fresh, kept_at, row_at, first, saved, unit, lane, epoch, health,
-            block, T, EPS, BACKOFF, JITTER, REHEARSE,
+            block, T, EPS, BACKOFF, JITTER, rehearses,
         )  # fmt: skip
-        if cutlass.const_expr(T.finishing < T.rows):
+    if cutlass.const_expr(T.finishing < T.rows):  # noqa: SIM102, compiled in or not, then asked at run time
+        if takes:
             for row in cutlass.range(first + T.finishing, rows, T.finishing, unroll=1):
                 finish_row(
                     prefix, blocks, prefix_out, next_input, deltas, [], kept_at, row_at, row, saved, unit, lane, epoch,

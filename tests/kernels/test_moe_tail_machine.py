@@ -61,6 +61,15 @@ class TailMachine(ProjectionMachine):
         self.pc[who[ends]] = place + 1
         self.stopped[who[~ends]] = True
 
+    def do_bar(self, step: Step, who: np.ndarray, place: int) -> None:
+        """One barrier at a time: warps that rehearse meet at another one, of another size."""
+        if step.name[1] == "warp":
+            super().do_bar(step, who, place)
+            return
+        numbers = self.get(step.args[0], who, "u32")
+        for number in np.unique(numbers):
+            super().do_bar(step, who[numbers == number], place)
+
     def do_prmt(self, step: Step, who: np.ndarray) -> None:
         pair = self.get(step.args[2], who, "u32").astype(np.uint64) << np.uint64(32)
         pair |= self.get(step.args[1], who, "u32").astype(np.uint64)
