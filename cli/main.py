@@ -11,6 +11,7 @@ import errno
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -163,7 +164,8 @@ def _is_there() -> bool:
 
 
 def main() -> None:
-    """Entry point of the ``k3lab`` script."""
+    """Entry point of the ``k3lab`` script; SIGTERM ends it as Ctrl-C does, with a line and whole files."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -148,7 +148,7 @@ def run_bars(
             *([] if made else [f"no bar speaks of this: they are K3's at TP{BARS_TP}, contexts whole, 1 and 8 rows"]),
             *[
                 f"{one['rows']} rows, {name}: no kernel's time is known: {own['not_traced']}"
-                for one in found["rows"] for name, own in one["backends"].items() if own["not_traced"]
+                for one in found["rows"] for name, own in one["backends"].items() if own.get("not_traced")
             ],
         ],
         "bundle": digest(bundle), "peak_memory_bytes": peak_memory(device), "weight_bytes": weights.bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -235,3 +236,16 @@ def test_doctor_exits_1_where_a_part_is_missing(
 def test_a_group_without_a_command_says_what_is_missing(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([group]) == 2
     assert capsys.readouterr().err == "k3lab: name a command; they are listed above\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_any_command_with_one_line(number: signal.Signals) -> None:
+    waits = "main.build_app = lambda _: (print('begun', flush=True), time.sleep(60))"
+    script = f"import time\nfrom k3lab.cli import main\n{waits}\nmain.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (130, "k3lab: interrupted\n")

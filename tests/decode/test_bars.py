@@ -193,15 +193,20 @@ def test_a_measurement_times_both_backends_over_loads(tiny: ModelCard) -> None:
 
     both = {"auto": backend("auto"), "latency_specialized": backend("latency_specialized")}
     found = measure(weights, comm, loads, both, H200, timer=clock, samples=5, tracer=trace)
-    assert traced == [REPLAYS] * 20
-    kernels = found["rows"][0]["backends"]["auto"]["layers"]["mla"]
+    assert traced == [REPLAYS] * 10
+    kernels = found["rows"][0]["backends"]["latency_specialized"]["layers"]["mla"]
+    assert "kernel_times" not in found["rows"][0]["backends"]["auto"]["layers"]["mla"]
     assert kernels["kernel_times"] == [
         {"kernel": "k3_kda_cute_step", "family": "kda", "launches": 1, "us": pytest.approx(4), "idle_us": 0}
     ]
     assert kernels["traced_us"] == pytest.approx(4)
-    step = {one["kernel"]: one["us"] for one in found["rows"][0]["backends"]["auto"]["step_kernel_times"]}
+    step = {
+        one["kernel"]: one["us"] for one in found["rows"][0]["backends"]["latency_specialized"]["step_kernel_times"]
+    }
     assert step == {"copy": 9, "k3_kda_cute_step": pytest.approx(28)}
-    assert made == [(name, load) for name in both for load in loads] * 2  # timed, then traced
+    assert made == [
+        (name, load) for name in (*both, "latency_specialized") for load in loads
+    ]  # timed, then ours traced
     assert ran == [5] * 20  # two graphs of each kind and one of all layers, twice, for each backend
     first = found["rows"][0]
     assert (first["rows"], first["tokens_a_request"], first["context"]) == (4, 4, 8)

@@ -250,11 +250,14 @@ def test_the_bars_run_on_a_small_stack(device: Device) -> None:
     small = replace(five_layers(128), name="seven-k3", num_hidden_layers=7, mla_layers=(2, 4, 6))
     found = run_bars(small, device, None, [Load(1, 8, 100), Load(1, 1, 100)], samples=5)
     for one in found["rows"]:
-        for own in one["backends"].values():
+        for name, own in one["backends"].items():
             assert own["layers"]["kda"]["launches"] > 5
             assert own["layers"]["kda"]["us"] > 0
             assert own["step_us"] > own["layers"]["kda"]["us"]
             layer = own["layers"]["kda"]
+            if name == "auto":  # nobody asks what its hundreds of kernels take
+                assert "kernel_times" not in layer
+                continue
             # profiled replays see the kernels that the graph launches, and as much time as the slope within noise
             seen = sum(kernel["launches"] for kernel in layer["kernel_times"])
             assert abs(seen - layer["launches"]) <= 0.25 * layer["launches"], layer["kernel_times"]
