@@ -12,13 +12,14 @@ from ..cute_numbers import as_float, rounded
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import count_launch, epoch_of
-from .cute_group import group, pair_of
+from .cute_group import group, pair_of, slots
 from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
     all_done,
     factors,
     four,
+    item_of,
     load_packets,
     publish_four,
     read_if,
@@ -40,9 +41,11 @@ STORE_PAIR = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
 @cute.jit
 def lane_x(unit: Int32, ends: list, table: cute.Tensor, x: Int64, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr):
     """Address of this lane's activations of a unit of the routed first product. A row that is not there repeats the last one."""
-    item = (cutlass.max(cutlass.min(unit, ends[1] - 1), ends[0]) - ends[0]) // PLAN.tiles
-    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
-    row = table[PLAN.rows_at + place + cutlass.min(lane // 4, count - 1)]
+    row = Int32(0)
+    if cutlass.const_expr(not PLAN.single):
+        item = (cutlass.max(cutlass.min(unit, ends[1] - 1), ends[0]) - ends[0]) // PLAN.tiles
+        _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+        row = table[PLAN.rows_at + place + cutlass.min(lane // 4, count - 1)]
     return x + Int64(row) * (2 * PLAN.latent) + (warp * (PLAN.steps1 * 64) + lane % 4 * 16)
 
 
@@ -53,7 +56,7 @@ def routed_hidden(
 ):  # fmt: skip
     """Add all warps' sums of a unit of the routed first product and publish the hidden values: a warp for two tokens."""
     item = unit // PLAN.tiles
-    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+    _, place, count = item_of(table, item, warp, PLAN)
     row = lane % 16
     for k in cutlass.range_constexpr(-(-4 // PLAN.warps)):
         pair = (warp + turn) % PLAN.warps + k * PLAN.warps
@@ -77,17 +80,23 @@ def routed_hidden(
 @cute.jit
 def weighted_sum(
     row: Int32, packet: Int32, outputs: Int64, weights: Int64, table: cute.Tensor, lane: Int32, epoch: Uint32,
-    health: Int64, block: Int32, PLAN: cutlass.Constexpr,
+    health: Int64, block: Int32, earnest: Int32, PLAN: cutlass.Constexpr,
 ):  # fmt: skip
-    """Four columns of a row: its experts' outputs times their weights, slots ascending."""
+    """Four columns of a row: its experts' outputs times their weights, slots ascending; a single row's slots all in one round."""
     slot = cutlass.min(lane, PLAN.top_k - 1)
-    mine = pair_of(table, row, slot, PLAN)
+    mine = slot
+    if cutlass.const_expr(not PLAN.single):
+        mine = pair_of(table, row, slot, PLAN)
     factor = as_float(read(LOAD_WEIGHT, weights + Int64(row * PLAN.top_k + slot) * 4, 1, [])[0])
     sums = [Float32(0.0)] * 4
-    for k0 in cutlass.range_constexpr(0, PLAN.top_k, 8):
-        slots = range(k0, min(k0 + 8, PLAN.top_k))
-        wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
-        got = settled(load_packets(wanted), wanted, 2, epoch, health, block)
+    each = PLAN.summed
+    for k0 in cutlass.range_constexpr(0, PLAN.top_k, each):
+        slots = range(k0, min(k0 + each, PLAN.top_k))
+        if cutlass.const_expr(PLAN.single):
+            wanted = [outputs + Int64(packet) * 16 + k * PLAN.row_packets * 16 for k in slots]
+        else:
+            wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
+        got = settled(load_packets(wanted), wanted, 2, epoch, health, block, earnest)
         for k in cutlass.range_constexpr(len(wanted)):
             weight = arch.shuffle_sync(factor, k0 + k)
             for i in cutlass.range_constexpr(4):
@@ -98,12 +107,43 @@ def weighted_sum(
 
 
 @cute.jit
-def lane_hidden(unit: Int32, ends: list, table: cute.Tensor, hidden: Int64, lane: Int32, PLAN: cutlass.Constexpr):
+def behind(after: Int32, ends: list, block: Int32, PLAN: cutlass.Constexpr):
+    """The unit after a routed first product: the next one, or the block's first of those behind them."""
+    following = after
+    if cutlass.const_expr(PLAN.spared > 0):  # noqa: SIM102, compiled in or not, then asked at run time
+        if after >= ends[1]:
+            following = ends[2] + block - PLAN.spared if block >= PLAN.spared else ends[3]
+    return following
+
+
+@cute.jit
+def lane_hidden(
+    unit: Int32, ends: list, table: cute.Tensor, hidden: Int64, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
+):  # fmt: skip
     """Address of this lane's hidden values of a unit of the routed second product; of the last unit where there is no such."""
     item = (cutlass.max(cutlass.min(unit, ends[3] - 1), ends[2]) - ends[2]) // PLAN.chunks
-    _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+    _, place, count = item_of(table, item, warp, PLAN)
     pair = place + cutlass.min(lane // 4, count - 1)
     return hidden + Int64(PLAN.hidden_at(pair, 0, lane % 4, 0)) * 16
+
+
+@cute.jit
+def stash(
+    place: Int32, parity: Int32, table: cute.Tensor, hidden: Int64, t: Int32, epoch: Uint32, health: Int64, block: Int32,
+    PLAN: cutlass.Constexpr,
+):  # fmt: skip
+    """Take the hidden values of an item of a single row into the block's table. Ends with a barrier.
+
+    Two parities: some warps take the next item's, while others still multiply these; they are done before the barrier behind it.
+    """
+    for k in cutlass.range_constexpr(-(-PLAN.hidden_packets // PLAN.threads)):
+        packet = t + k * PLAN.threads
+        if packet < PLAN.hidden_packets:
+            wanted = [hidden + Int64(place * PLAN.hidden_packets + packet) * 16]
+            got = settled(load_packets(wanted), wanted, 2, epoch, health, block)
+            for i in cutlass.range_constexpr(2):
+                table[PLAN.stashed_at(parity, packet) + i] = Int32(got[i])
+    arch.sync_threads()
 
 
 @cute.jit
@@ -164,7 +204,7 @@ def k3_experts_cute_stream(
     ends = [takes_wide * PLAN.shared_first]
     asked = Int32(PLAN.depth) if unit < ends[0] else Int32(0)
     at = [bases[4] + PLAN.shared_first_block(Int64(unit), warp) * 512 + lane * 16, bases[1], asked, Int32(0)]
-    ring = fill(at, PLAN, False)
+    ring = fill(at, PLAN, False) if cutlass.const_expr(PLAN.wide > 0) else [Uint32(0)] * (5 * PLAN.depth)
     if cutlass.const_expr(EARLY):  # noqa: SIM102, compiled in or not, then asked at run time
         if early == Int32(0):
             arch.griddepcontrol_wait()
@@ -185,7 +225,16 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         number = block * PLAN.warps + warp
         quantize_rows(latent_at, coarse.iterator.toint(), ready_at, rows, number, lane, epoch, PLAN)
-    items = group(ids.iterator.toint(), rows, table, t, PLAN) * takes_routed
+    near, held, items, left = Int64(0), [], Int32(0), Int32(0)
+    if cutlass.const_expr(PLAN.single):
+        # a single row's activations are known before its experts: ahead of the weights, not in their queue
+        if cutlass.const_expr(PLAN.known and (EARLY or PLAN.wide == 0)):
+            near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
+            for e in cutlass.range_constexpr(PLAN.x_depth):
+                held += read(LOAD_X, near + e * 64, 4, [])
+        items = slots(ids.iterator.toint(), table, warp, lane, PLAN) * takes_routed
+    else:
+        items = group(ids.iterator.toint(), rows, table, t, PLAN) * takes_routed
     first = ends[0] + items * PLAN.tiles
     ends += [first, first + takes_wide * PLAN.shared_second]
     ends.append(ends[2] + items * PLAN.chunks)
@@ -206,13 +255,13 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         all_done(ready_at, rows * PLAN.spans, t, epoch, record, block, PLAN)
         latent_at = coarse.iterator.toint()
-    near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
-    left = Int32(PLAN.x_depth) if unit < ends[1] else Int32(0)
-    held = []
-    for e in cutlass.range_constexpr(PLAN.x_depth):
-        held += read_if(LOAD_X_IF, e, near + e * 64, 4, [], left)
+    if cutlass.const_expr(len(held) == 0):
+        near = lane_x(unit, ends, table, latent_at, warp, lane, PLAN)
+        left = Int32(PLAN.x_depth) if unit < ends[1] else Int32(0)
+        for e in cutlass.range_constexpr(PLAN.x_depth):
+            held += read_if(LOAD_X_IF, e, near + e * 64, 4, [], left)
     while unit < ends[1]:
-        after = unit + stride
+        after = behind(unit + stride, ends, block, PLAN)
         following = weights_of(after, ends, table, bases, warp, lane, PLAN)
         then = lane_x(after, ends, table, latent_at, warp, lane, PLAN)
         left = Int32(PLAN.x_depth) if after < ends[1] else Int32(0)
@@ -222,7 +271,9 @@ def k3_experts_cute_stream(
             acc = step(ring[d : d + 4], ring[d + 4], factors(held[e : e + 4]), acc)
             ring = refill(ring, s % PLAN.depth, s + PLAN.depth, PLAN.steps1, at, following, True)
             ahead = s + PLAN.x_depth - PLAN.steps1
-            if cutlass.const_expr(ahead < 0):
+            if cutlass.const_expr(PLAN.single and PLAN.x_depth == PLAN.steps1):
+                pass  # every unit multiplies the same row
+            elif cutlass.const_expr(ahead < 0):
                 held[e : e + 4] = read(LOAD_X, near + (s + PLAN.x_depth) * 64, 4, [])
             else:
                 held[e : e + 4] = read_if(LOAD_X_IF, ahead, then + ahead * 64, 4, [], left)
@@ -236,6 +287,8 @@ def k3_experts_cute_stream(
         unit, turn, at, near = after, turn + 1, following, then
 
     stage(JITTER, "sent")
+    if cutlass.const_expr(PLAN.spared > 0):
+        stride = Int32(PLAN.blocks - PLAN.spared)
     if cutlass.const_expr(PLAN.wide > 0):
         if unit < ends[2]:
             all_done(done_at, PLAN.eights * PLAN.shared_first, t, epoch, record, block, PLAN)
@@ -247,18 +300,26 @@ def k3_experts_cute_stream(
             unit, at = unit + stride, following
 
     # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
-    near = lane_hidden(unit, ends, table, hidden_at, lane, PLAN)
-    sent = load_packets(batch_of(near, PLAN))
+    near, then, sent = Int64(0), Int64(0), []
+    if cutlass.const_expr(not PLAN.stashed):
+        near = lane_hidden(unit, ends, table, hidden_at, warp, lane, PLAN)
+        sent = load_packets(batch_of(near, PLAN))
     while unit < ends[3]:
         following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
-        then = lane_hidden(unit + stride, ends, table, hidden_at, lane, PLAN)
+        if cutlass.const_expr(not PLAN.stashed):
+            then = lane_hidden(unit + stride, ends, table, hidden_at, warp, lane, PLAN)
         item = (unit - ends[2]) // PLAN.chunks
-        _, place, count = PLAN.item_parts(table[PLAN.items_at + item])
+        _, place, count = item_of(table, item, warp, PLAN)
         task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
         acc, values = [Float32(0.0)] * 8, []
+        if cutlass.const_expr(PLAN.stashed):
+            stash(place, turn % 2, table, hidden_at, t, epoch, record, block, PLAN)
         for s in cutlass.range_constexpr(PLAN.steps2):
             d, g = 5 * (s % PLAN.depth2), s % PLAN.groups2
-            if cutlass.const_expr(g % PLAN.batch == 0):
+            if cutlass.const_expr(PLAN.stashed):
+                words = PLAN.stashed_at(turn % 2, PLAN.hidden_at(0, g, quad, 0))
+                values = [Uint32(table[words + i]) for i in range(4)]
+            elif cutlass.const_expr(g % PLAN.batch == 0):
                 here = batch_of(near + PLAN.hidden_at(0, g, 0, 0) * 16, PLAN)
                 if cutlass.const_expr(PLAN.hidden_rounding == ""):
                     values = settled(sent, here, 2, epoch, record, block)
@@ -272,7 +333,7 @@ def k3_experts_cute_stream(
                     sent = load_packets(batch_of(then, PLAN))
             if cutlass.const_expr(g == 0):
                 acc = [Float32(0.0)] * 8
-            h = g % PLAN.batch * 4
+            h = 0 if cutlass.const_expr(PLAN.stashed) else g % PLAN.batch * 4
             acc = step(ring[d : d + 4], ring[d + 4], values[h : h + 4], acc)
             ring = refill(ring, s % PLAN.depth2, s + PLAN.depth2, PLAN.steps2, at, following, True)
             if cutlass.const_expr(g == PLAN.groups2 - 1):
@@ -282,22 +343,29 @@ def k3_experts_cute_stream(
                         publish_four(
                             outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch
                         )
-        unit, at, near = unit + stride, following, then
+        unit, turn, at, near = unit + stride, turn + 1, following, then
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
 
     stage(JITTER, "told")
-    # blocks with the fewest units first: those at the end
+    # blocks with the fewest units first: those at the end, or those that second products were spared
     pieces = PLAN.row_packets // 32
-    unit = PLAN.blocks - 1 - block + warp * PLAN.blocks
+    unit = warp * PLAN.blocks + (block if cutlass.const_expr(PLAN.spared > 0) else PLAN.blocks - 1 - block)
+    earnest = Int32(0) if cutlass.const_expr(PLAN.single) else Int32(1)
     while unit < rows * pieces:
         row = unit // pieces
         packet = (unit - row * pieces) * 32 + lane
-        sums = weighted_sum(row, packet, outputs_at, weights.iterator.toint(), table, lane, epoch, record, block, PLAN)
-        where = out.iterator.toint() + (Int64(row) * PLAN.latent + packet * 4) * 2
-        arch.inline_ptx(STORE_PAIR, read_only_args=[where, rounded(sums[0], sums[1]), rounded(sums[2], sums[3])])
-        unit += PLAN.blocks * PLAN.warps
+        sums = weighted_sum(
+            row, packet, outputs_at, weights.iterator.toint(), table, lane, epoch, record, block, earnest, PLAN
+        )
+        if earnest > Int32(0):
+            where = out.iterator.toint() + (Int64(row) * PLAN.latent + packet * 4) * 2
+            arch.inline_ptx(STORE_PAIR, read_only_args=[where, rounded(sums[0], sums[1]), rounded(sums[2], sums[3])])
+            unit += PLAN.blocks * PLAN.warps
+        earnest = Int32(1)  # a single row's first turn is for nothing: it fetches the code, while outputs are under way
     stage(JITTER, "finished")
+    if cutlass.const_expr(PLAN.single):
+        arch.sync_threads()  # there is none before it that all warps must pass
     if t == 0:
         count_launch(counter, block, epoch)
 

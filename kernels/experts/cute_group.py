@@ -38,6 +38,16 @@ def pair_of(table: cute.Tensor, row: Int32, slot: Int32, PLAN: cutlass.Constexpr
 
 
 @cute.jit
+def slots(ids: Int64, table: cute.Tensor, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr):
+    """The warp's own copy of a single row's experts, ids int32 [top_k]; the number of items. No barrier: no warp waits for another's read."""
+    slot = cutlass.min(lane, PLAN.top_k - 1)
+    (found,) = read(LOAD_ID, ids + Int64(slot) * 4, 1, [])
+    table[warp * PLAN.top_k + slot] = Int32(cutlass.min(found, Uint32(PLAN.experts - 1)))
+    arch.sync_warp()
+    return Int32(PLAN.top_k)
+
+
+@cute.jit
 def group(ids: Int64, rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.Constexpr):
     """Fill the block's table from ids, int32 [rows, top_k]; the number of items. Ends with a barrier.
 

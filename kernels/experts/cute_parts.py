@@ -33,6 +33,17 @@ LIFTED_WORD, ACTIVATION_WORD = (LIFTED + 127) * 0x00800080, (ACTIVATION_EXPONENT
 
 
 @cute.jit
+def item_of(table: cute.Tensor, item: Int32, warp: Int32, PLAN: cutlass.Constexpr):
+    """(expert, place of its first pair, rows) of an item; of a single row items are slots, in the warp's own part of the table."""
+    found = [Int32(0), item, Int32(1)]
+    if cutlass.const_expr(PLAN.single):
+        found[0] = table[warp * PLAN.top_k + item]
+    else:
+        found = list(PLAN.item_parts(table[PLAN.items_at + item]))
+    return found
+
+
+@cute.jit
 def read_if(
     text: cutlass.Constexpr, STEP: cutlass.Constexpr, address: Int64, WORDS: cutlass.Constexpr, more: list, steps: Int32
 ):
@@ -148,14 +159,18 @@ def opened(words: list, DATA: cutlass.Constexpr, epoch: Uint32):
 
 
 @cute.jit
-def settled(words: list, addresses: list, DATA: cutlass.Constexpr, epoch: Uint32, health: Int64, block: Int32):
+def settled(
+    words: list, addresses: list, DATA: cutlass.Constexpr, epoch: Uint32, health: Int64, block: Int32, earnest: Int32 | None = None
+):  # fmt: skip
     """The first ``DATA`` words of each packet, once all others carry the epoch, or after the limit.
 
-    ``words`` are what :func:`load_packets` found before; a round loads all packets at once.
+    ``words`` are what :func:`load_packets` found before; a round loads all packets at once. ``earnest``: 0 takes them as they are.
     """
     got, missing = opened(words, DATA, epoch)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
+    if cutlass.const_expr(earnest is not None):
+        waits = waits & (earnest > Int32(0))
     while waits:
         got, missing = opened(load_packets(addresses), DATA, epoch)
         waits = missing != Uint32(0)

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
 from ..cute_streaming import EVICT_FIRST, LOAD_W, read
-from .cute_parts import LOAD_SCALE, LOAD_SCALE_IF, LOAD_W_IF, read_if
+from .cute_parts import LOAD_SCALE, LOAD_SCALE_IF, LOAD_W_IF, item_of, read_if
 from .layout import BLOCK_BYTES, SCALE_BYTES
 
 # a slot of the ring is five words: four of weights, one of scales (of a routed unit)
@@ -26,7 +26,7 @@ def weights_of(
         block, words, steps = PLAN.shared_first_block(Int64(unit), warp), bases[4], Int32(PLAN.depth)
     elif unit < ends[1]:
         item = (unit - ends[0]) // PLAN.tiles
-        expert, _, _ = PLAN.item_parts(table[PLAN.items_at + item])
+        expert, _, _ = item_of(table, item, warp, PLAN)
         block = PLAN.first_block(Int64(expert), unit - ends[0] - item * PLAN.tiles, warp)
         steps = Int32(PLAN.depth)
         scaled = steps
@@ -34,7 +34,7 @@ def weights_of(
         block, words, steps = PLAN.shared_second_block(Int64(unit - ends[1]), warp), bases[5], Int32(PLAN.shared_depth2)
     elif unit < ends[3]:
         item = (unit - ends[2]) // PLAN.chunks
-        expert, _, _ = PLAN.item_parts(table[PLAN.items_at + item])
+        expert, _, _ = item_of(table, item, warp, PLAN)
         block = PLAN.second_block(Int64(expert), unit - ends[2] - item * PLAN.chunks, warp)
         words, scales, steps = bases[2], bases[3], Int32(PLAN.depth2)
         scaled = steps

@@ -98,9 +98,44 @@ class Plan:
         return max(size for size in range(1, before + 1) if self.steps2 % size == 0)
 
     @property
+    def single(self) -> bool:
+        """Whether there is one row: its slots are the items, and each warp reads their experts for itself."""
+        return self.rows == 1
+
+    @property
+    def known(self) -> bool:
+        """Whether activations may be asked for before experts are known: one row, as given; not beside addresses of a task's later steps."""
+        return self.single and not self.latent_rounding and (self.depth2 == self.steps2 or not self.wide)
+
+    @property
+    def stashed(self) -> bool:
+        """Whether a block takes an item's hidden values once, into shared memory, for all its warps; else each warp for itself.
+
+        A single row has few, and warps that wait for them all at once would keep the L2 from the weights.
+        """
+        return self.single and not self.hidden_rounding
+
+    @property
     def batch(self) -> int:
         """Scale groups whose hidden values a warp holds at once."""
         return max(size for size in range(1, 4) if self.groups2 % size == 0)
+
+    @property
+    def summed(self) -> int:
+        """Experts' outputs that a lane of the weighted sum asks for in one round."""
+        return self.top_k if self.single and self.top_k <= 16 else 8
+
+    @property
+    def spared(self) -> int:
+        """First of the blocks that alone take routed second products, those with one first product less; 0: all take them in turn.
+
+        Of a single row, if two second products a block are enough then: the first has its hidden values early and fetches the code,
+        the second has its weights when the last hidden values come. All blocks in turn leave second products to those that are late.
+        """
+        first = self.top_k * self.tiles
+        start = first % self.blocks
+        few = self.top_k * self.chunks <= 2 * (self.blocks - start)
+        return start if self.single and not self.wide and first > self.blocks and few else 0
 
     @property
     def chunks(self) -> int:
@@ -200,8 +235,19 @@ class Plan:
 
     @property
     def table_words(self) -> int:
-        """Of all of it."""
+        """Of all of it; of a single row the experts of its slots, once a warp, then what is stashed of two items."""
+        if self.single:
+            return self.stash_at + (4 * self.hidden_packets if self.stashed else 0)
         return self.scan_at + self.warps
+
+    @property
+    def stash_at(self) -> int:
+        """Hidden values, two words a packet, 16 bytes a lane's share of a group."""
+        return -(-self.warps * self.top_k // 4) * 4
+
+    def stashed_at(self, parity: Any, packet: Any) -> Any:
+        """First word of a packet of hidden values in the table."""
+        return self.stash_at + (parity * self.hidden_packets + packet) * 2
 
     @property
     def parts(self) -> int:

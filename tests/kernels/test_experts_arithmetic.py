@@ -38,6 +38,13 @@ CASES = {
         {"depth": 4, "x_depth": 4, "tasks": 2},
         2,
     ),
+    "one row": ({"rows": 1, "intermediate": 64}, {"tasks": 2}, 1),
+    "one row, MXFP8": (
+        {"rows": 1, "latent": 256, "kind": "mxfp8_ceil"},
+        {"latent_rounding": "ceil", "hidden_rounding": "ceil", "wide": 0},
+        1,
+    ),
+    "one row, second products where first ones are fewer": ({"rows": 1}, {"blocks": 3, "wide": 0}, 1),
     "MXFP8 activations, both scales rounded up": (
         {"rows": 3, "latent": 256, "kind": "mxfp8_ceil"},
         {"latent_rounding": "ceil", "hidden_rounding": "ceil"},

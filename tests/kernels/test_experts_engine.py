@@ -93,7 +93,7 @@ def test_there_is_an_invariant_choice_in_one_order_at_any_rows_and_tp():
 
 
 CODE = [
-    ("sm_90a", 8, "bf16", 16), ("sm_103a", 8, "bf16", 16), ("sm_100a", 64, "routed", 16), ("sm_90a", 40, "mxfp8_ceil_floor", 8),
+    ("sm_90a", 1, "routed", 16), ("sm_90a", 1, "bf16", 16), ("sm_90a", 8, "bf16", 16), ("sm_103a", 8, "bf16", 16), ("sm_100a", 64, "routed", 16), ("sm_90a", 40, "mxfp8_ceil_floor", 8),
 ]  # fmt: skip
 
 
@@ -136,6 +136,17 @@ def test_blocks_for_the_shared_expert_alone_are_the_same_code_but_for_who_takes_
         found.append((len(code), len(places(code, "HMMA.*")), len(places(code, WORDS))))
     (few, *steps), (many, *others) = found
     assert steps == others and few < many < few + 128
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_a_single_row_asks_for_its_activations_and_experts_first_and_meets_no_barrier_before_its_weights(arch):
+    """What all warps need is no part of the weights' queue; nothing is waited for together until sums are added."""
+    launch = built(1, "routed", arch)
+    code, made = order(launch.cubin), plan_of(problem(1, "routed"), config(problem(1, "routed"), arch))
+    first, whole = places(code, WEIGHTS)[0], r"LDG\.E\.128"
+    assert made.known and made.stashed and made.x_depth == made.steps1
+    assert len([at for at in places(code, whole) if at < first]) == made.x_depth == len(places(code, whole))
+    assert places(code, r"BAR\..*")[0] > places(code, r"HMMA.*")[0] > first
 
 
 def counts(launch):

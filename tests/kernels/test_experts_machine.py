@@ -180,6 +180,13 @@ CASES = {
         {"tasks": 4, "sms": 3, "reserved": 1},
         2,
     ),
+    "one row": ({"rows": 1, "kind": "bf16"}, {}, 1),
+    "one row, the shared expert first": ({"rows": 1, "kind": "bf16"}, {"early": "shared", "depth": 4, "x_depth": 4}, 1),
+    "one row, second products where first ones are fewer": (
+        {"rows": 1, "intermediate": 32},
+        {"warps": 8, "tasks": 1, "sms": 5},
+        1,
+    ),
     "more rows of an expert than an item has": (
         {"rows": 11, "top_k": 1, "experts": 2, "intermediate": 32},
         {"tasks": 1, "depth": 4},

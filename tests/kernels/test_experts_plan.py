@@ -21,6 +21,7 @@ def plan(rows: int, tp: int = 16, kind: str = "bf16", **change: int) -> Plan:
 
 SHAPES = [
     plan(1),
+    plan(1, kind="routed"),
     plan(8),
     plan(8, warps=8, tasks=2, per_sm=2, x_depth=2),
     plan(64),
@@ -59,6 +60,34 @@ def test_units_cover_every_block_of_the_weights_once(made: Plan) -> None:
             for unit in range(made.shared_second) for warp in range(made.warps) for step in range(made.shared_steps2)
         ]  # fmt: skip
         assert sorted(second) == list(range(made.hidden // 8 * made.wide // 32))
+
+
+def units_of(made: Plan, block: int) -> list[tuple[str, int]]:
+    """Routed units of a block for a single row, in its order, as the kernel goes through them."""
+    first, second = made.top_k * made.tiles, made.top_k * made.chunks
+    mine = [("first", unit) for unit in range(block, first, made.blocks)]
+    if not made.spared:
+        start = (block - first) % made.blocks
+        return mine + [("second", unit) for unit in range(start, second, made.blocks)]
+    return mine + [
+        ("second", unit)
+        for unit in range(block - made.spared, second, made.blocks - made.spared)
+        if block >= made.spared
+    ]
+
+
+@pytest.mark.parametrize(("sms", "most"), [(132, 2), (152, 1)])
+def test_second_products_of_one_row_go_to_blocks_that_have_a_first_one_less(sms: int, most: int) -> None:
+    """Each once, two a block at most, and none behind two first products."""
+    made = plan(1, kind="routed", sms=sms)
+    assert made.spared == 192 - sms
+    dealt = [units_of(made, block) for block in range(made.blocks)]
+    for name, count in (("first", 192), ("second", 112)):
+        assert sorted(unit for units in dealt for kind, unit in units if kind == name) == list(range(count))
+    for units in dealt:
+        kinds = [kind for kind, _ in units]
+        assert kinds.count("second") <= (most if kinds.count("first") == 1 else 0)
+    assert plan(1).spared == plan(8, kind="routed").spared == plan(1, kind="routed", sms=64).spared == 0
 
 
 def asked_ahead(made: Plan) -> list[tuple[int, int]]:
