@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
-from ..output_projection.common import BACKOFF, REHEARSE
+from ..output_projection.common import BACKOFF
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from ..stamps import build_of
@@ -45,7 +45,7 @@ class CuteFusedEngine(Engine):
     family = "moe_tail"
     compiler = "cute"
     sources = (
-        *(HERE / f"{name}.py" for name in ("cute_fused", "cute_next", "cute_send", "cute_sum", "cute_up")),
+        *(HERE / f"{name}.py" for name in ("cute_fused", "cute_next", "cute_poll", "cute_send", "cute_sum", "cute_up")),
         *CUTE_MIX,
     )
 
@@ -74,7 +74,11 @@ class CuteFusedEngine(Engine):
                 Param("rows_each", (1, 2, 4, 8), "rows that a finishing block takes, one after the other"),
                 Param("at_once", (4, 8, 16), "ranks whose packets a lane polls in one round"),
                 BACKOFF,
-                REHEARSE,
+                Param(
+                    "rehearse",
+                    (0, 1, 2),
+                    "what some warps run ahead for nothing, which fetches its code: nothing, a row's end, the columns too",
+                ),
                 RELEASE,
                 K_ORDER,
             ),
@@ -135,7 +139,7 @@ class CuteFusedEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), shape, eps_constant(problem.eps), int(config["at_once"]),
-                int(config["backoff"]), bool(config["rehearse"]), str(config["release"]), build_of(config),
+                int(config["backoff"]), int(config["rehearse"]), str(config["release"]), build_of(config),
             ),
             arch,
             grid=(shape.blocks, 1, 1),

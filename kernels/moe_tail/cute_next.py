@@ -13,7 +13,7 @@ from ..cute_row import LOAD_OWN, OWN_BLOCK, ROW_TOLD, STORE_OWN, row_of_block
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import epoch_of, pause, release
-from .layout import WARPS
+from .layout import LANE_BYTES, THREADS, WARPS
 
 LOAD_WEIGHT = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 STORE_EIGHT = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
@@ -72,18 +72,28 @@ def end_row(
     delta, _ = poll(
         four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live
     )  # fmt: skip
-    stage(JITTER, "heard")
+    stage_live(JITTER, "heard", live)
     before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
     new = in_words([a + b for a, b in zip(before, change, strict=True)])
     p = values_of(new, COLUMNS)
     tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER, live)
-    stage(JITTER, "told")
+    stage_live(JITTER, "told", live)
     store_live(prefix_out, new, live)
     norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
     out = mixed(
         p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK, live
     )  # fmt: skip
     store_live(next_input, in_words(out), live)
+
+
+@cute.jit
+def stage_live(JITTER: cutlass.Constexpr, NAME: cutlass.Constexpr, live: Int32 | None):
+    """A stage, unless this is a rehearsal."""
+    if cutlass.const_expr(live is None):
+        stage(JITTER, NAME)
+    else:
+        if live != Int32(0):
+            stage(JITTER, NAME)
 
 
 @cute.jit
@@ -147,15 +157,18 @@ def finish_row(
     old = sixteen(LOAD_X, prefix + at)
     owner = column // T.shard
     place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
-    stage(JITTER, "listening")
+    stage_live(JITTER, "listening", live)
     pause(JITTER, epoch, block * 64 + 33 + unit)
     meet_at = row_at
     if cutlass.const_expr(REHEARSE):
-        aside = Int32(512) - row_at[1]
+        # sums that nobody tells, in place of those of the row: the place of the weights that these warps do not have
+        away = kept_at - (unit * 32 + lane) * (3 * LANE_BYTES) + T.units * (32 * 3 * LANE_BYTES) - row_at[0].toint()
+        if live != Int32(0):
+            away = Int32(0)
         meet_at = [
-            row_at[0],
-            row_at[1] if unit < T.units else aside,
-            Int32(ROW_TOLD) if unit < T.units else Int32(REHEARSED),
+            row_at[0] + away // 4,
+            row_at[1] if live != Int32(0) else Int32(THREADS) - row_at[1],
+            Int32(ROW_TOLD) if live != Int32(0) else Int32(REHEARSED),
         ]
     end_row(
         prefix_out + at, next_input + at, deltas + place, owner, [old, mix, total, largest], kept_at, meet_at, unit, lane, epoch,
@@ -191,7 +204,7 @@ def finish_rows(
     # weights go to each lane's own place, out of the way of the saved blocks' words, but after these are asked for
     kept_at, fresh = memory.toint() + t * 96, [*gamma, *query, *norm]
     first = block - T.making
-    rehearses = REHEARSE and T.units < WARPS
+    rehearses = REHEARSE > 0 and T.units + 2 <= WARPS
     takes = (unit < T.units) & (first < rows)
     if takes or (first < rows if cutlass.const_expr(rehearses) else False):
         finish_row(

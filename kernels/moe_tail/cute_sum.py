@@ -7,9 +7,9 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import as_word, high, low, rounded, sum_lanes
-from ..cute_polls import poll
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, PARTIAL, TOTAL, pause
+from .cute_poll import poll
 from .cute_send import send_quad
 
 STORE_ONE = "st.shared.u32 [{$r0}], {$r1};"
