@@ -47,6 +47,11 @@ def once(
     return words, missing
 
 
+def words_each(form: str, addresses: int) -> int:
+    """Words of a packet's poll (:func:`once`): a whole access of four with its epoch, or the data of each access."""
+    return 4 if form in ("bf16x7e16", "scalars") else addresses * (2 if form == "b32e32x2" else 1)
+
+
 @cute.jit
 def any_of(missing: list):
     """Whether one of the epochs differs, as a number that is not zero."""
@@ -66,26 +71,26 @@ def poll(
     what is missing then: zero if nothing).
 
     ``at``: addresses of the first, see the forms. It is rank ``slot``'s, where ranks are waited for, and the next one the
-    next rank's; or all of them are rank ``slot``'s. A round loads all of them at once. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
+    next rank's; or all of them are rank ``slot``'s. A round loads all of them at once; its instructions are there once, so that the
+    first round brings those of all others. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
     limit, or once anyone has given up, it ends with what it has and says whom it missed. With ``live`` zero nothing is waited
     for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`).
     """
-    words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
-    missing = any_of(each)
-    rounds, started = Int32(0), Int64(0)
-    waits = missing != Uint32(0)
-    if cutlass.const_expr(live is not None):
-        waits = (missing != Uint32(0)) & (live != Int32(0))
+    words = [Uint32(0)] * (COUNT * words_each(FORM, len(at)))
+    missing, rounds, started, waits = Uint32(0), Int32(0), Int64(0), cutlass.Boolean(True)
     while waits:
-        if cutlass.const_expr(BACKOFF > 0):
-            arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
         words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
         missing = any_of(each)
         waits = missing != Uint32(0)
+        if cutlass.const_expr(live is not None):
+            waits = (missing != Uint32(0)) & (live != Int32(0))
         rounds += 1
         if waits and rounds % POLLS_A_LOOK == 0:
             late = Uint32(0)
             for i in cutlass.range_constexpr(COUNT):
                 late |= Uint32(1 << (i if OF_RANKS else 0)) << slot if each[i] != Uint32(0) else Uint32(0)
             started, waits = look(epoch, health, started, late, PHASE, block)
+        if cutlass.const_expr(BACKOFF > 0):  # noqa: SIM102, compiled in or not, then asked at run time
+            if waits:
+                arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
     return words, missing

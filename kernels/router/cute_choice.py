@@ -7,6 +7,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import as_float, as_word
+from ..cute_stages import stage
 from ..cute_streaming import read
 from .arithmetic import TINY
 from .cute_words import (
@@ -102,12 +103,14 @@ def exchanged(key: Uint64, distance: cutlass.Constexpr):
 
 @cute.jit
 def how_many_above(address: Int32, key: Uint64):
-    """How many of 32 keys in shared memory are greater."""
+    """How many of 32 keys in shared memory are greater; in turns, since a warp that comes here once waits for its instructions."""
     count = Int32(0)
-    for j in cutlass.range_constexpr(16):
-        words = shared_words(TWO_KEYS, address + 16 * j, 4)
-        count += Int32(1) if both(words[0], words[1]) > key else Int32(0)
-        count += Int32(1) if both(words[2], words[3]) > key else Int32(0)
+    for turn in cutlass.range(4, unroll=1):
+        words = []
+        for j in cutlass.range_constexpr(4):
+            words += shared_words(TWO_KEYS, address + 64 * turn + 16 * j, 4)
+        for j in cutlass.range_constexpr(8):
+            count += Int32(1) if both(words[2 * j], words[2 * j + 1]) > key else Int32(0)
     return count
 
 
@@ -122,7 +125,8 @@ def meet(row: Int32, C: cutlass.Constexpr):
 
 @cute.jit
 def choose(
-    words: list, bias: list, pairs: list, local: Int32, lane: Int32, memory: list, scaling: cutlass.Constexpr, C: cutlass.Constexpr
+    words: list, bias: list, pairs: list, local: Int32, lane: Int32, memory: list, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """(place of the choice, expert, weight, scores that are NaN), the last for lane 0, the others for ``top_k`` lanes.
 
@@ -186,6 +190,7 @@ def choose(
     if odd > 0:
         arch.atomic_add(counts.iterator + (local * 2 + 1), odd, sem="relaxed", scope="cta")
     meet(local, C)
+    stage(JITTER, "product")
     expert, weight, place, nans = Int32(0), Float32(0.0), inside, Int32(0)
     if warp == 0:
         total = counts[local * 2]
@@ -208,6 +213,7 @@ def choose(
                         rival & Uint64(0xFFFFFFFF)
                     )
         arch.sync_warp()
+        stage(JITTER, "sent")
         chosen = Uint64(best[local * 32 + inside % C.top_k])
         expert = Int32(Uint32(0xFFFFFFFF) - Uint32(chosen & Uint64(0xFFFFFFFF)))
         score = as_float(Uint32(chosen >> 32))

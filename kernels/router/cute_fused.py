@@ -22,9 +22,10 @@ def k3_router_cute_fused_step(
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
-    """First the clusters that make and publish this rank's shard, then one that chooses, then one that copies latents.
+    """First a cluster that chooses, then one that copies latents, then those that make and publish this rank's shard.
 
-    The last two poll what all ranks, this one too, publish: all blocks must be on the GPU together.
+    The first two poll what all ranks, this one too, publish: all blocks must be on the GPU together. They come first because
+    where a predecessor still has its SMs the last blocks of a grid start when it has left.
     """
     stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
@@ -33,14 +34,15 @@ def k3_router_cute_fused_step(
     counter, record, box = epochs.iterator.toint(), health.iterator.toint(), mailbox.iterator.toint()
     memory = SmemAllocator().allocate_array(Int32, max(F.shared_bytes, C.shared_bytes) // 4, byte_alignment=16)
     epoch = Uint32(0)
-    if cluster < F.tiles:
-        at = [one.iterator.toint() for one in (x, w_router, w_down, peers, logits, latent, targets, epochs, health)]
-        epoch = front(at, rows, block, memory, F, False, RELEASE, JITTER)
-    elif cluster == F.tiles:
+    if cluster == 0:
         at = [one.iterator.toint() for one in (mailbox, bias, logits, ids, weights, nans, epochs, health)]
         epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER, REHEARSE)
-    else:
+    elif cluster == 1:
         epoch = copy(box, latent.iterator.toint(), counter, record, rows, block, part, C, BACKOFF, RELEASE, JITTER)
+    else:
+        own = 2 * F.split
+        at = [one.iterator.toint() for one in (x, w_router, w_down, peers, logits, latent, targets)]
+        epoch = front([*at, counter + own * 4, record], rows, block - own, memory, F, False, RELEASE, JITTER)
     stage(JITTER, "finished")
     if t == 0:  # all warps of the block have read the counter: they have met since
         count_launch(counter, block, epoch)
@@ -59,7 +61,7 @@ def launch(
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
-    """Host side: one cluster a tile, and two more."""
+    """Host side: two clusters, and one a tile."""
     k3_router_cute_fused_step(
         x, w_router, w_down, peers, bias, logits, latent, ids, weights, nans, mailbox, targets, epochs, health,
         rows, F, C, SCALING, BACKOFF, RELEASE, JITTER, REHEARSE,

@@ -36,7 +36,7 @@ def choose_row(
             if (C.pair(lane, i) < C.pairs) & real:
                 at = logits + (row * C.experts + 2 * pairs[i]) * 4
                 arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
-    place, expert, weight, odd = choose(words, held, pairs, local, lane, memory, scaling, C)
+    place, expert, weight, odd = choose(words, held, pairs, local, lane, memory, scaling, C, JITTER)
     if (lane < C.top_k) & real:
         entry = row * C.top_k + place
         arch.inline_ptx(STORE, read_only_args=[ids + entry * 4, Uint32(expert)])
@@ -44,6 +44,22 @@ def choose_row(
     if (lane == 0) & real:
         arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
     stage(JITTER, "told")
+
+
+@cute.jit
+def awake(
+    counter: Int64, block: Int32, MAIL: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr
+):  # fmt: skip
+    """The dependency wait, and the epoch."""
+    arch.griddepcontrol_wait()
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
+    stage(JITTER, "woken")
+    epoch = Uint32(0)
+    if cutlass.const_expr(MAIL):
+        epoch = epoch_of(counter, block)
+    stage(JITTER, "listening")
+    return epoch
 
 
 @cute.jit
@@ -55,8 +71,8 @@ def route(
     """Block ``part`` of those that choose does so for its rows. Returns the epoch.
 
     ``tensors`` are addresses: source of the logits (a mailbox if ``MAIL``), bias, logits (to be written if ``MAIL``), ids,
-    weights, nans, epochs, health. ``REHEARSE``: all of it is run once for nothing while the logits are under way, which fetches
-    the code.
+    weights, nans, epochs, health. ``REHEARSE``: all of it is run once for nothing ahead of the dependency wait, which fetches the
+    code; it asks nobody, and writes to shared memory alone.
     """
     bias, counter = tensors[1], tensors[6]
     t, _, _ = arch.thread_idx()
@@ -72,23 +88,21 @@ def route(
     mine = (local < C.rows_a_block) & (row < rows)
     pairs = pairs_of(lane, C)
     held = biases(bias, pairs)
-    arch.griddepcontrol_wait()
-    if cutlass.const_expr(RELEASE == "loads"):
-        arch.griddepcontrol_launch_dependents()
-    stage(JITTER, "woken")
     epoch = Uint32(0)
-    if cutlass.const_expr(MAIL):
-        epoch = epoch_of(counter, block)
-    stage(JITTER, "listening")
-    if mine:
-        pause(JITTER, epoch, block * 64 + 33 + local)
-        if cutlass.const_expr(REHEARSE):
-            for live in cutlass.range(2, unroll=1):
+    if cutlass.const_expr(REHEARSE):
+        for live in cutlass.range(2, unroll=1):
+            if live != Int32(0):
+                epoch = awake(counter, block, MAIL, RELEASE, JITTER)
+            if mine:
+                pause(JITTER, epoch, block * 64 + 33 + local)
                 choose_row(
                     tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, live
                 )  # fmt: skip
                 meet(local, C)  # what the row's warps write for each other is written anew
-        else:
+    else:
+        epoch = awake(counter, block, MAIL, RELEASE, JITTER)
+        if mine:
+            pause(JITTER, epoch, block * 64 + 33 + local)
             choose_row(
                 tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, None
             )  # fmt: skip

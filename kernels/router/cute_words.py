@@ -64,22 +64,15 @@ def poll_twos(
     """Two neighbouring words from each address, once all of them carry the epoch, or after the limit.
 
     ``slots`` are the ranks that write there. A round asks for all at once; every :data:`POLLS_A_LOOK` rounds a lane
-    looks at the clock and the health record, and gives up past the limit or once anyone has. With ``live`` zero nothing is
-    waited for.
+    looks at the clock and the health record, and gives up past the limit or once anyone has. A round's instructions
+    are there once: the first brings those of all others. With ``live`` zero nobody is asked, and
+    the words are zero.
     """
-    words = []
-    for one in at:
-        words += read(LOAD_TWO, one, 4, [])
-    missing = Uint32(0)
-    for i in cutlass.range_constexpr(len(at)):
-        missing |= (words[4 * i + 1] ^ epoch) | (words[4 * i + 3] ^ epoch)
-    rounds, started = Int32(0), Int64(0)
-    waits = missing != Uint32(0)
+    words = [Uint32(0)] * (4 * len(at))
+    rounds, started, waits = Int32(0), Int64(0), cutlass.Boolean(True)
     if cutlass.const_expr(live is not None):
-        waits = (missing != Uint32(0)) & (live != Int32(0))
+        waits = live != Int32(0)
     while waits:
-        if cutlass.const_expr(BACKOFF > 0):
-            arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
         for i in cutlass.range_constexpr(len(at)):
             words[4 * i : 4 * i + 4] = read(LOAD_TWO, at[i], 4, [])
         missing = Uint32(0)
@@ -93,6 +86,9 @@ def poll_twos(
                 differs = ((words[4 * i + 1] ^ epoch) | (words[4 * i + 3] ^ epoch)) != Uint32(0)
                 late |= Uint32(1) << Uint32(slots[i]) if differs else Uint32(0)
             started, waits = look(epoch, health, started, late, PARTIAL, block)
+        if cutlass.const_expr(BACKOFF > 0):  # noqa: SIM102, compiled in or not, then asked at run time
+            if waits:
+                arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
     found = []
     for i in cutlass.range_constexpr(len(at)):
         found += [words[4 * i], words[4 * i + 2]]

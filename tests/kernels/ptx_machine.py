@@ -73,6 +73,8 @@ class Machine(Arithmetic):
     """Nanoseconds a step."""
     limit: int = 400_000
     """Steps, after which a kernel that does not end is an error."""
+    fair: int = 16
+    """Every so many turns somebody's turn is drawn; else it is theirs who are first in the text, which polls may be."""
     waited: np.ndarray = field(init=False)
     before_wait: list[str] = field(default_factory=list)
     """Memory instructions that some thread did before its dependency wait."""
@@ -110,7 +112,7 @@ class Machine(Arithmetic):
                     f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
                 )
                 return
-            place = int(self.pc[ready].min() if turn % 16 else dice.choice(np.unique(self.pc[ready]).tolist()))
+            place = int(self.pc[ready].min() if turn % self.fair else dice.choice(np.unique(self.pc[ready]).tolist()))
             self.execute(place, np.flatnonzero(ready & (self.pc == place)))
         raise AssertionError(
             f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}"

@@ -165,7 +165,7 @@ def run(
     values = [live if arg.kind == "int32" else at[arg.name] for arg in launch.args]
     cluster, blocks = launch.cluster[0], launch.grid[0]
     machine = Machine(text, memory.data, values, launch.threads, cluster, launch.shared_bytes, seed=seed)
-    machine.tick = 0 if dead is None else 5000
+    machine.tick, machine.fair = (0, 16) if dead is None else (200, 2)
     together = blocks if launch.needs_residency else cluster
     for first in range(0, blocks, together):
         machine.run(first, together)

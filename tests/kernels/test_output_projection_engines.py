@@ -165,7 +165,7 @@ def test_machine_code(arch, tp, rows, kind, change):
         assert releases[0] > weights[-1]
     # packets: whole, to and from the other ranks at system scope, scalars at the GPU's; no fence, no acquire
     turns = -(-rows // chosen["warps_k"])
-    assert stores_and_loads(code) == packets_of(chosen, turns * (tp // 4), 2 * tp)
+    assert stores_and_loads(code) == packets_of(chosen, turns * (tp // 4), tp)
     assert places(code, r"LDG\.E\.128\.STRONG\.GPU") and not places(
         code, r"LDG\.E\.STRONG\.SYS|LDG\.E\.64\.STRONG\.GPU"
     )
@@ -218,7 +218,7 @@ def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
     code = order(consumer.cubin)
     (wait,) = places(code, WAIT)
     assert not code[wait].predicated
-    assert stores_and_loads(code) == packets_of(chosen, tp * two, 2 * (tp + two))
+    assert stores_and_loads(code) == packets_of(chosen, tp * two, tp + two)
     assert not places(code, r"MEMBAR.*|CCTL.*")
     stores = places(code, r"STG\..*")
     if chosen["consumer_wait"] == "start":
