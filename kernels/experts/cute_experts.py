@@ -27,7 +27,7 @@ from .cute_parts import (
     situ,
     step,
 )
-from .cute_ring import fill, refill, weights_of
+from .cute_ring import fill, first_of, refill, weights_of
 from .cute_shared import shared_first, shared_hidden, shared_second
 from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
 from .plan import TOKENS
@@ -108,10 +108,13 @@ def weighted_sum(
 
 @cute.jit
 def behind(after: Int32, ends: list, block: Int32, PLAN: cutlass.Constexpr):
-    """The unit after a routed first product: the next one, or the block's first of those behind them."""
+    """The number ``after`` of a block, or where that is left out, its next: see :attr:`.plan.Plan.hole` and ``spared``."""
     following = after
+    if cutlass.const_expr(PLAN.hole > 0):
+        left_out = (after >= PLAN.blocks) & (after < PLAN.blocks + PLAN.hole)
+        following = after + PLAN.blocks if left_out else following
     if cutlass.const_expr(PLAN.spared > 0):  # noqa: SIM102, compiled in or not, then asked at run time
-        if after >= ends[1]:
+        if following >= ends[2]:
             following = ends[2] + block - PLAN.spared if block >= PLAN.spared else ends[3]
     return following
 
@@ -235,9 +238,10 @@ def k3_experts_cute_stream(
         items = slots(ids.iterator.toint(), table, warp, lane, PLAN) * takes_routed
     else:
         items = group(ids.iterator.toint(), rows, table, t, PLAN) * takes_routed
-    first = ends[0] + items * PLAN.tiles
+    first = ends[0] + items * PLAN.tiles + PLAN.hole
     ends += [first, first + takes_wide * PLAN.shared_second]
     ends.append(ends[2] + items * PLAN.chunks)
+    unit = behind(unit, ends, block, PLAN)
     if unit >= ends[0]:
         at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
         ring = fill(at, PLAN, True)
@@ -245,12 +249,13 @@ def k3_experts_cute_stream(
 
     if cutlass.const_expr(PLAN.wide > 0 and not EARLY):
         while unit < ends[0]:
-            following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
+            after = behind(unit + stride, ends, block, PLAN)
+            following = weights_of(after, ends, table, bases, warp, lane, PLAN)
             ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
             arch.sync_threads()
             # some warps finish the unit, while the others begin the next; they are back before the next barrier but one
             shared_hidden(unit, parts, turn % 2, turn, warp, lane, wide_at, done_at, epoch, PLAN, BETA, LINEAR)
-            unit, turn, at = unit + stride, turn + 1, following
+            unit, turn, at = after, turn + 1, following
 
     if cutlass.const_expr(PLAN.latent_rounding != ""):
         all_done(ready_at, rows * PLAN.spans, t, epoch, record, block, PLAN)
@@ -283,22 +288,36 @@ def k3_experts_cute_stream(
                     place = PLAN.part_at(turn % 2, warp, tile, 8 * upper + token, 2 * quad + i)
                     parts[place] = acc[4 * tile + 2 * upper + i]
         arch.sync_threads()
-        routed_hidden(unit - ends[0], parts, turn % 2, table, turn, warp, lane, hidden_at, epoch, PLAN, BETA, LINEAR)
+        routed_hidden(
+            first_of(unit - ends[0], PLAN),
+            parts,
+            turn % 2,
+            table,
+            turn,
+            warp,
+            lane,
+            hidden_at,
+            epoch,
+            PLAN,
+            BETA,
+            LINEAR,
+        )
         unit, turn, at, near = after, turn + 1, following, then
 
     stage(JITTER, "sent")
-    if cutlass.const_expr(PLAN.spared > 0):
-        stride = Int32(PLAN.blocks - PLAN.spared)
     if cutlass.const_expr(PLAN.wide > 0):
         if unit < ends[2]:
             all_done(done_at, PLAN.eights * PLAN.shared_first, t, epoch, record, block, PLAN)
         while unit < ends[2]:
-            following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
+            after = behind(unit + stride, ends, block, PLAN)
+            following = weights_of(after, ends, table, bases, warp, lane, PLAN)
             ring = shared_second(
                 unit - ends[1], ring, at, following, wide_at, rows, shared_out.iterator.toint(), warp, lane, PLAN
             )  # fmt: skip
-            unit, at = unit + stride, following
+            unit, at = after, following
 
+    if cutlass.const_expr(PLAN.spared > 0):
+        stride = Int32(PLAN.blocks - PLAN.spared)
     # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
     near, then, sent = Int64(0), Int64(0), []
     if cutlass.const_expr(not PLAN.stashed):

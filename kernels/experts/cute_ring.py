@@ -13,6 +13,14 @@ from .layout import BLOCK_BYTES, SCALE_BYTES
 
 
 @cute.jit
+def first_of(number: Int32, PLAN: cutlass.Constexpr):
+    """Which routed first product has the number among theirs: see :attr:`.plan.Plan.hole`."""
+    if cutlass.const_expr(PLAN.hole > 0):
+        return cutlass.max(cutlass.min(number, PLAN.blocks - PLAN.hole - 1), number - PLAN.hole)
+    return number
+
+
+@cute.jit
 def weights_of(
     unit: Int32, ends: list, table: cute.Tensor, bases: list, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
 ):
@@ -25,9 +33,10 @@ def weights_of(
     if unit < ends[0]:
         block, words, steps = PLAN.shared_first_block(Int64(unit), warp), bases[4], Int32(PLAN.depth)
     elif unit < ends[1]:
-        item = (unit - ends[0]) // PLAN.tiles
+        number = first_of(unit - ends[0], PLAN)
+        item = number // PLAN.tiles
         expert, _, _ = item_of(table, item, warp, PLAN)
-        block = PLAN.first_block(Int64(expert), unit - ends[0] - item * PLAN.tiles, warp)
+        block = PLAN.first_block(Int64(expert), number - item * PLAN.tiles, warp)
         steps = Int32(PLAN.depth)
         scaled = steps
     elif unit < ends[2]:

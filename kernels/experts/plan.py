@@ -126,16 +126,27 @@ class Plan:
         return self.top_k if self.single and self.top_k <= 16 else 8
 
     @property
+    def hole(self) -> int:
+        """Numbers left out of a single row's routed first products; 0: none.
+
+        They would belong to the blocks that have a first product of the shared expert, as large as two routed ones: these leave
+        two to the other blocks before they have their first.
+        """
+        others = self.blocks - self.shared_first
+        fits = self.wide and not self.reserved and 0 < others < self.top_k * self.tiles
+        return self.shared_first if self.single and fits else 0
+
+    @property
     def spared(self) -> int:
-        """First of the blocks that alone take routed second products, those with one first product less; 0: all take them in turn.
+        """First of the blocks that alone take routed second products, those with a unit less before; 0: all take them in turn.
 
         Of a single row, if two second products a block are enough then: the first has its hidden values early and fetches the code,
         the second has its weights when the last hidden values come. All blocks in turn leave second products to those that are late.
         """
-        first = self.top_k * self.tiles
-        start = first % self.blocks
+        before = self.shared_first + self.hole + self.top_k * self.tiles + self.shared_second
+        start = before % self.blocks
         few = self.top_k * self.chunks <= 2 * (self.blocks - start)
-        return start if self.single and not self.wide and first > self.blocks and few else 0
+        return start if self.single and not self.reserved and before > self.blocks and few else 0
 
     @property
     def chunks(self) -> int:

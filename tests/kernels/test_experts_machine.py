@@ -187,6 +187,16 @@ CASES = {
         {"warps": 8, "tasks": 1, "sms": 5},
         1,
     ),
+    "one row, units dealt by what is left": (
+        {"rows": 1, "kind": "bf16", "intermediate": 32, "shared_intermediate": 32},
+        {"tasks": 4, "sms": 10},
+        1,
+    ),
+    "one row, units dealt by what is left, the shared expert first": (
+        {"rows": 1, "kind": "bf16", "intermediate": 32, "shared_intermediate": 32},
+        {"tasks": 4, "sms": 10, "early": "shared"},
+        1,
+    ),
     "more rows of an expert than an item has": (
         {"rows": 11, "top_k": 1, "experts": 2, "intermediate": 32},
         {"tasks": 1, "depth": 4},
