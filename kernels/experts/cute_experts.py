@@ -27,7 +27,7 @@ from .cute_parts import (
     situ,
     step,
 )
-from .cute_ring import fill, first_of, refill, weights_of
+from .cute_ring import behind, fill, first_of, refill, weights_of
 from .cute_shared import shared_first, shared_hidden, shared_second
 from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
 from .plan import TOKENS
@@ -104,19 +104,6 @@ def weighted_sum(
                 value = as_float(word << 16 if cutlass.const_expr(i % 2 == 0) else word & Uint32(0xFFFF0000))
                 sums[i] = sums[i] + weight * value
     return sums
-
-
-@cute.jit
-def behind(after: Int32, ends: list, block: Int32, PLAN: cutlass.Constexpr):
-    """The number ``after`` of a block, or where that is left out, its next: see :attr:`.plan.Plan.hole` and ``spared``."""
-    following = after
-    if cutlass.const_expr(PLAN.hole > 0):
-        left_out = (after >= PLAN.blocks) & (after < PLAN.blocks + PLAN.hole)
-        following = after + PLAN.blocks if left_out else following
-    if cutlass.const_expr(PLAN.spared > 0):  # noqa: SIM102, compiled in or not, then asked at run time
-        if following >= ends[2]:
-            following = ends[2] + block - PLAN.spared if block >= PLAN.spared else ends[3]
-    return following
 
 
 @cute.jit

@@ -21,6 +21,19 @@ def first_of(number: Int32, PLAN: cutlass.Constexpr):
 
 
 @cute.jit
+def behind(after: Int32, ends: list, block: Int32, PLAN: cutlass.Constexpr):
+    """The number ``after`` of a block, or where that is left out, its next: see :attr:`.plan.Plan.hole` and ``spared``."""
+    following = after
+    if cutlass.const_expr(PLAN.hole > 0):
+        left_out = (after >= PLAN.blocks) & (after < PLAN.blocks + PLAN.hole)
+        following = after + PLAN.blocks if left_out else following
+    if cutlass.const_expr(PLAN.spared > 0):  # noqa: SIM102, compiled in or not, then asked at run time
+        if following >= ends[2]:
+            following = ends[2] + block - PLAN.spared if block >= PLAN.spared else ends[3]
+    return following
+
+
+@cute.jit
 def weights_of(
     unit: Int32, ends: list, table: cute.Tensor, bases: list, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
 ):
