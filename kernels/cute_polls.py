@@ -47,11 +47,6 @@ def once(
     return words, missing
 
 
-def words_each(form: str, addresses: int) -> int:
-    """Words of a packet's poll (:func:`once`): a whole access of four with its epoch, or the data of each access."""
-    return 4 if form in ("bf16x7e16", "scalars") else addresses * (2 if form == "b32e32x2" else 1)
-
-
 @cute.jit
 def any_of(missing: list):
     """Whether one of the epochs differs, as a number that is not zero."""
@@ -76,11 +71,12 @@ def poll(
     limit, or once anyone has given up, it ends with what it has and says whom it missed. With ``live`` zero nothing is waited
     for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`).
     """
-    words = [Uint32(0)] * (COUNT * words_each(FORM, len(at)))
+    each = 4 if FORM in ("bf16x7e16", "scalars") else len(at) * (2 if FORM == "b32e32x2" else 1)
+    words = [Uint32(0)] * (COUNT * each)
     missing, rounds, started, waits = Uint32(0), Int32(0), Int64(0), cutlass.Boolean(True)
     while waits:
-        words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
-        missing = any_of(each)
+        words, differs = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
+        missing = any_of(differs)
         waits = missing != Uint32(0)
         if cutlass.const_expr(live is not None):
             waits = (missing != Uint32(0)) & (live != Int32(0))
@@ -88,7 +84,7 @@ def poll(
         if waits and rounds % POLLS_A_LOOK == 0:
             late = Uint32(0)
             for i in cutlass.range_constexpr(COUNT):
-                late |= Uint32(1 << (i if OF_RANKS else 0)) << slot if each[i] != Uint32(0) else Uint32(0)
+                late |= Uint32(1 << (i if OF_RANKS else 0)) << slot if differs[i] != Uint32(0) else Uint32(0)
             started, waits = look(epoch, health, started, late, PHASE, block)
         if cutlass.const_expr(BACKOFF > 0):  # noqa: SIM102, compiled in or not, then asked at run time
             if waits:
