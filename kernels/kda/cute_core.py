@@ -13,20 +13,21 @@ from .layout import DIM, MOST_STEPS
 
 
 @cute.jit
-def state_offset(slot: Int32, head: Int32, part: Int32, t: Int32, turn: cutlass.Constexpr, SPLIT: cutlass.Constexpr):
-    """Bytes to a thread's first four keys of one of its rows; its next runs are ``16 lanes`` bytes apart."""
-    row = part * SPLIT.slice_rows + SPLIT.row(t, turn)
-    return ((Int64(slot) * SPLIT.heads + head) * (DIM * DIM) + row * DIM + SPLIT.quad(t, 0) * 4) * 4
+def state_rows(pool: Int64, head: Int32, part: Int32, t: Int32, SPLIT: cutlass.Constexpr):
+    """Addresses in entry 0 of a pool of the first four keys of each of a thread's rows; next runs are ``16 lanes`` bytes apart."""
+    found = []
+    for turn in cutlass.range_constexpr(SPLIT.turns):
+        row = head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
+        found.append(pool + Int64((row * DIM + SPLIT.quad(t, 0) * 4) * 4))
+    return found
 
 
 @cute.jit
-def load_state(
-    state: Int64, slot: Int32, head: Int32, part: Int32, t: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr
-):  # fmt: skip
-    """A thread's words of a state, row after row; zeros where it is not to be read."""
+def load_state(rows: list, slot: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
+    """A thread's words of a slot's state, row after row (:func:`state_rows`); zeros where it is not to be read."""
     words = []
     for turn in cutlass.range_constexpr(SPLIT.turns):
-        base = state + state_offset(slot, head, part, t, turn, SPLIT)
+        base = rows[turn] + Int64(slot) * SPLIT.state_stride
         for index in cutlass.range_constexpr(SPLIT.quads):
             at = base + index * (16 * SPLIT.lanes)
             words += read(MAYBE_STATE, at, 4, [Int64(EVICT_FIRST), Int64(Int32(on))])
@@ -34,10 +35,10 @@ def load_state(
 
 
 @cute.jit
-def store_state(states: Int64, slot: Int32, head: Int32, part: Int32, t: Int32, values: list, SPLIT: cutlass.Constexpr):
+def store_state(rows: list, slot: Int32, values: list, SPLIT: cutlass.Constexpr):
     """The reverse of :func:`load_state`."""
     for turn in cutlass.range_constexpr(SPLIT.turns):
-        base = states + state_offset(slot, head, part, t, turn, SPLIT)
+        base = rows[turn] + Int64(slot) * SPLIT.state_stride
         for index in cutlass.range_constexpr(SPLIT.quads):
             first = (turn * SPLIT.quads + index) * 4
             arch.inline_ptx(STORE_4, read_only_args=[base + index * (16 * SPLIT.lanes), *values[first : first + 4]])
@@ -155,36 +156,29 @@ def as_floats(words: list):
 
 @cute.jit
 def send_squares(
-    mine: list, real: Int32 | None, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32, lane: Int32,
+    mine: list, memory: cute.Pointer, arrived: cute.Pointer, part: Int32, warp: Int32, lane: Int32,
     SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """This block's sums of squares to all blocks of the head, which have met before; not where ``real`` is zero."""
+    """This block's sums of squares to all blocks of the head, which have met before."""
     run = SPLIT.padded_steps // SPLIT.packets
     squares_of_warp(mine, memory, warp, lane, SPLIT)
     arch.sync_threads()
     if cutlass.const_expr(SPLIT.parts > 1):
         sums = floats(memory, SPLIT.sums_at, SPLIT.warps * SPLIT.padded_steps, run)
         pushed = floats(memory, SPLIT.pushed_at, SPLIT.parts * SPLIT.padded_steps, run)
-        if cutlass.const_expr(real is None):
-            push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
-        else:
-            if real != Int32(0):
-                push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
+        push_squares(sums, pushed, arrived, part, warp, lane, SPLIT)
 
 
 @cute.jit
 def norm_factors(
-    norms: list, gates: list, real: Int32 | None, memory: cute.Pointer, arrived: cute.Pointer, lane: Int32, EPS: cutlass.Constexpr,
+    norms: list, gates: list, memory: cute.Pointer, arrived: cute.Pointer, lane: Int32, EPS: cutlass.Constexpr,
     SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """What the outputs of a lane's step are multiplied by: the norm of the whole head, its weight, the gate."""
     factors = [as_float(norms[turn]) * sigmoid(gates[turn]) for turn in range(SPLIT.turns)]
     step = cutlass.min(lane % SPLIT.lanes, SPLIT.steps - 1)
-    if cutlass.const_expr(SPLIT.parts > 1 and real is None):
+    if cutlass.const_expr(SPLIT.parts > 1):
         arch.mbarrier_wait(arrived, 0)
-    elif cutlass.const_expr(SPLIT.parts > 1):  # noqa: SIM102, compiled in or not, then asked at run time
-        if real != Int32(0):
-            arch.mbarrier_wait(arrived, 0)
     at, count = SPLIT.sums_at, SPLIT.warps
     if cutlass.const_expr(SPLIT.parts > 1):
         at, count = SPLIT.pushed_at, SPLIT.parts

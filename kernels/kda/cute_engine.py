@@ -40,12 +40,9 @@ def split_of(problem: Kda, config: Config) -> Split:
     )  # fmt: skip
 
 
-def registers(split: Split, rehearse: bool = False) -> int:
-    """A thread's: at the dependency wait states in flight, gate rows and raw rows; later states, vectors of a step, outputs.
-
-    A rehearsal has another state, of zeros, beside the one in flight.
-    """
-    words = 4 * split.run // 2
+def registers(split: Split) -> int:
+    """A thread's: at the dependency wait states in flight, gate rows and raw rows; later states, vectors of a step, outputs."""
+    words = (TAPS if split.tokens == 1 else 2 * TAPS - 1) * split.run // 2
     waiting = (
         split.depth * split.state_words
         + 32 * split.gate_turns
@@ -58,8 +55,6 @@ def registers(split: Split, rehearse: bool = False) -> int:
     if split.form == "wy":
         rows = split.turns + split.key_turns
         at_work = rows * (2 * split.padded_steps + 4 * split.quads) + 4 * split.quads
-    if rehearse:
-        at_work += waiting + 10 * split.turns
     return max(waiting, at_work) + split.steps * (split.turns + 1) + RESERVED_REGISTERS
 
 
@@ -111,9 +106,6 @@ class CuteEngine(Engine):
                 Param(
                     "form", FORMS if tokens > 1 else FORMS[:1], "of a request's tokens: one after the other, or at once"
                 ),
-                Param(
-                    "rehearse", (0, 1), "1: what follows the vectors runs once for nothing while loads are under way"
-                ),
                 RELEASE,
                 K_ORDER,
             ),
@@ -143,10 +135,6 @@ class CuteEngine(Engine):
                     lambda c: c["form"] != "wy" or 2 * split(c).padded_steps <= int(c["lanes"]),
                     "the sums of {form} are dealt to the lanes of a row, {lanes} are too few",
                 ),
-                Constraint(
-                    lambda c: not c["rehearse"] or split(c).steps == 1,
-                    "only a block of one step is over soon enough to rehearse",
-                ),
                 Constraint(lambda c: c["form"] != "wy" or c["run"] == 4, "{form} needs normalised keys, so run 4"),
                 Constraint(
                     lambda c: c["form"] != "wy" or tokens * problem.lower_bound >= LEAST_LOG,
@@ -157,7 +145,7 @@ class CuteEngine(Engine):
                     "release loads: states are loaded after others are stored, so there is no last load before the stores",
                 ),
                 Constraint(
-                    lambda c: registers(split(c), bool(c["rehearse"])) <= register_limit(split(c).threads, gpu),
+                    lambda c: registers(split(c)) <= register_limit(split(c).threads, gpu),
                     "states in flight, gate rows and taps exceed a thread's registers",
                 ),
             ),
@@ -179,7 +167,6 @@ class CuteEngine(Engine):
             float(problem.eps),
             str(config["release"]),
             min(build_of(config), 0),
-            bool(config["rehearse"]),
             split,
         )
         launch = compile_cute(
@@ -242,7 +229,7 @@ def default(problem: Kda, gpu: GpuCard) -> dict[str, Any]:
     depth, (warps, lanes) = min(2, together), SHAPES[parts]
     return {
         "parts": parts, "together": together, "warps": warps, "lanes": lanes, "depth": depth,
-        "run": 4, "form": "serial", "rehearse": 0, "release": "loads" if depth == together else "entry", "k_order": "free",
+        "run": 4, "form": "serial", "release": "loads" if depth == together else "entry", "k_order": "free",
     }  # fmt: skip
 
 

@@ -4,14 +4,14 @@ At once (the WY or UT form of the delta rule): with S0 the state before the step
 token, u_t = beta_t (v_t - S0 (g_t k_t) - sum over s < t of A_ts u_s) with A_ts = (g_t k_t) . (k_s / g_s), and the output is
 S0 (g_t q_t) + sum over s <= t of B_ts u_s with B_ts = (g_t q_t) . (k_s / g_s). So one pass over S0 and one reduction give
 what every token needs of it; k_s / g_s are more rows of the same pass, which give A and B; what is left of the chain
-is one shuffle and one multiply-add a token. The states, which are stored after every token, follow when the sums of the
-norm are on their way.
+is one shuffle and one multiply-add a token. The states, which are stored after every token, follow: half of them before the
+sums of the norm are sent, the others while those are on their way.
 """
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, cute
 from cutlass.cute import arch
 
 from .cute_core import as_floats, load_state, store_state, update, vector
@@ -21,19 +21,18 @@ from .layout import MOST_STEPS
 
 @cute.jit
 def store_step(
-    states: Int64, own_slot: Int32, step: Int32, live: Int32, head: Int32, part: Int32, t: Int32, values: list,
-    SPLIT: cutlass.Constexpr,
+    states: list, own_slot: Int32, step: Int32, live: Int32, values: list, SPLIT: cutlass.Constexpr
 ):  # fmt: skip
     """The state after a step, to its slot: of live steps that have one."""
     to = arch.shuffle_sync(own_slot, step) if cutlass.const_expr(SPLIT.steps > 1) else own_slot
     if ((live >> step) & 1 != 0) & (to >= 0):
-        store_state(states, to, head, part, t, values, SPLIT)
+        store_state(states, to, values, SPLIT)
 
 
 @cute.jit
 def serial(
-    waiting: list, state: Int64, states: Int64, read_slots: list, there: list, own_slot: Int32, live: Int32, head: Int32,
-    part: Int32, t: Int32, memory: cute.Pointer, SPLIT: cutlass.Constexpr,
+    waiting: list, state: list, states: list, read_slots: list, there: list, own_slot: Int32, live: Int32, t: Int32,
+    memory: cute.Pointer, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
     """Outputs of the step that the lane writes; each request's tokens one after the other, its state asked for ``depth`` before."""
     waiting, current, kept = list(waiting), [], []
@@ -43,7 +42,7 @@ def serial(
             current = as_floats(waiting[r])
             if cutlass.const_expr(r + SPLIT.depth < SPLIT.together):
                 n = r + SPLIT.depth
-                waiting.append(load_state(state, read_slots[n], head, part, t, there[n], SPLIT))
+                waiting.append(load_state(state, read_slots[n], there[n], SPLIT))
         current, outs = update(current, memory, t, Int32(s), SPLIT)
         mine = t % SPLIT.lanes
         for turn in cutlass.range_constexpr(SPLIT.turns):
@@ -51,29 +50,33 @@ def serial(
                 kept.append(outs[turn])
             else:
                 kept[turn] = outs[turn] if mine == s else kept[turn]
-        store_step(states, own_slot, Int32(s), live, head, part, t, current, SPLIT)
+        store_step(states, own_slot, Int32(s), live, current, SPLIT)
     return kept
 
 
 @cute.jit
-def rolled(
-    words: list, states: Int64, own_slot: Int32, live: Int32, head: Int32, part: Int32, t: Int32, memory: cute.Pointer,
-    SPLIT: cutlass.Constexpr,
-):  # fmt: skip
-    """The bits of :func:`serial` for one request, its code once for all tokens: it is fetched cold."""
-    current = cute.make_rmem_tensor(SPLIT.state_words, Float32)
-    kept = cute.make_rmem_tensor(SPLIT.turns, Float32)
-    kept.fill(0.0)
-    begin = as_floats(words)
+def begin_state(words: list, SPLIT: cutlass.Constexpr):
+    """The state before the step, as numbers that a loop may change."""
+    current, begin = cute.make_rmem_tensor(SPLIT.state_words, Float32), as_floats(words)
     for i in cutlass.range_constexpr(SPLIT.state_words):
         current[i] = begin[i]
+    return current
+
+
+@cute.jit
+def rolled(
+    words: list, states: list, own_slot: Int32, live: Int32, t: Int32, memory: cute.Pointer, SPLIT: cutlass.Constexpr
+):  # fmt: skip
+    """The bits of :func:`serial` for one request, its code once for all tokens: it is fetched cold."""
+    current, kept = begin_state(words, SPLIT), cute.make_rmem_tensor(SPLIT.turns, Float32)
+    kept.fill(0.0)
     for s in cutlass.range(SPLIT.steps, unroll=2):
         after, outs = update([current[i] for i in range(SPLIT.state_words)], memory, t, s, SPLIT)
         for i in cutlass.range_constexpr(SPLIT.state_words):
             current[i] = after[i]
         for turn in cutlass.range_constexpr(SPLIT.turns):
             kept[turn] = outs[turn] if t % SPLIT.lanes == s else kept[turn]
-        store_step(states, own_slot, s, live, head, part, t, after, SPLIT)
+        store_step(states, own_slot, s, live, after, SPLIT)
     return [kept[turn] for turn in range(SPLIT.turns)]
 
 
@@ -149,19 +152,19 @@ def outputs_of(dealt: list, lane: Int32, SPLIT: cutlass.Constexpr):
 
 @cute.jit
 def roll_out(
-    words: list, dealt: list, states: Int64, own_slot: Int32, live: Int32, head: Int32, part: Int32, t: Int32,
-    memory: cute.Pointer, SPLIT: cutlass.Constexpr,
+    current: cute.Tensor, dealt: list, states: list, own_slot: Int32, live: Int32, t: Int32, memory: cute.Pointer,
+    FIRST: cutlass.Constexpr, END: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """The states after every token, from what :func:`at_once` found."""
-    a_row, current = 4 * SPLIT.quads, cute.make_rmem_tensor(SPLIT.state_words, Float32)
-    begin = as_floats(words)
-    for i in cutlass.range_constexpr(SPLIT.state_words):
-        current[i] = begin[i]
-    for s in cutlass.range(SPLIT.steps, unroll=2):
+    """``current`` to after token ``END``, from after ``FIRST`` tokens and what :func:`at_once` found; stores it after each.
+
+    One body: stores take longer than its instructions, and code is fetched cold.
+    """
+    a_row = 4 * SPLIT.quads
+    for s in cutlass.range(FIRST, END, unroll=1):
         decay, key = vector(memory, s, 0, t, SPLIT), vector(memory, s, 1, t, SPLIT)
         for turn in cutlass.range_constexpr(SPLIT.turns):
             u = arch.shuffle_sync(dealt[turn], SPLIT.holder(t % 32, 0, s))
             for i in cutlass.range_constexpr(a_row):
                 current[turn * a_row + i] = fma(u, key[i], current[turn * a_row + i] * decay[i])
         after = [current[i] for i in range(SPLIT.state_words)]
-        store_step(states, own_slot, s, live, head, part, t, after, SPLIT)
+        store_step(states, own_slot, s, live, after, SPLIT)

@@ -9,50 +9,62 @@ from cutlass.cute import arch
 from ..cute_numbers import rounded
 from ..cute_stages import stage
 from .cute_core import norm_factors, send_squares
-from .cute_forms import at_once, outputs_of, roll_out, rolled, serial
+from .cute_forms import at_once, begin_state, outputs_of, roll_out, rolled, serial
 from .cute_parts import STORE_HALF, floats, half, put_run
-from .cute_tokens import convolved, gate_inputs, make_decay, make_query_and_key, taps_of, window
+from .cute_tokens import convolved, fresh, gate_inputs, make_decay, make_query_and_key, taps_of, window
 from .layout import DIM, RANK, TAPS
 
 
 @cute.jit
+def projected(
+    proj: Int64, first_row: Int32, head: Int32, part: Int32, t: Int32, SPLIT: cutlass.Constexpr
+):  # fmt: skip
+    """Addresses of a thread's low-rank gate, of beta in the block's first row, and of the output gates of its rows and step."""
+    lane, mine = t % 32, t % SPLIT.lanes
+    low_rank = proj + Int64(first_row + lane // 4) * (2 * SPLIT.columns) + (4 * SPLIT.width + lane % 4 * 8) * 2
+    beta = proj + Int64(first_row) * (2 * SPLIT.columns) + (4 * SPLIT.width + RANK + head) * 2
+    row = proj + Int64(first_row + mine) * (2 * SPLIT.columns)
+    gates = []
+    for turn in cutlass.range_constexpr(SPLIT.turns):
+        gates.append(row + (3 * SPLIT.width + head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)) * 2)
+    return low_rank, beta, gates
+
+
+@cute.jit
 def prepare(
-    proj: Int64, gate: list, old_queries: list, old_values: list, there: list, rows: Int32, first_row: Int32, head: Int32,
+    at: tuple, gate: list, old_queries: list, old_values: list, there: list, rows: Int32, first_row: Int32, head: Int32,
     part: Int32, t: Int32, warp: Int32, memory: cute.Pointer, BOUND: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
     JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """From the dependency wait to vectors and values in shared memory.
+    """From the dependency wait to vectors and values in shared memory. ``at``: see :func:`projected`.
 
     Returns:
         (live steps as bits, output gates of the thread's rows and step, windows of queries, of keys and of values).
     """
     weights, biases, a_word = gate
+    low_rank, beta_at, gates_at = at
     lane = t % 32
+    # a number, not a predicate a step: there are but seven of those
+    live = Int32(0)
+    for r in cutlass.range_constexpr(SPLIT.together):
+        live |= Int32(((1 << SPLIT.tokens) - 1) << (r * SPLIT.tokens)) if there[r] else Int32(0)
+    live &= (Int32(1) << cutlass.max(cutlass.min(rows - first_row, SPLIT.steps), 0)) - 1
     arch.griddepcontrol_wait()
     stage(JITTER, "woken")
 
-    live = Int32(0)
-    for s in cutlass.range_constexpr(SPLIT.steps):
-        live |= (Int32(1) << s) if there[s // SPLIT.tokens] & (first_row + s < rows) else Int32(0)
-    fa = gate_inputs(proj, first_row, lane, live, SPLIT)
+    fa = gate_inputs(low_rank, lane, live, SPLIT)
     windows_q, windows_k, betas, windows_v = [], [], [], []
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
-        number, _, token, on, channel, old = old_queries[turn]
-        row, half_way = first_row + number, len(old) // 2
-        at = proj + (Int64(row) * SPLIT.columns + channel) * 2
-        windows_q.append(window(old[:half_way], at, token, on, SPLIT))
-        windows_k.append(window(old[half_way:], at + 2 * SPLIT.width, token, on, SPLIT))
-        betas.append(half(proj + (Int64(row) * SPLIT.columns + 4 * SPLIT.width + RANK + head) * 2, on))
+        number, _, token, on, new, old = old_queries[turn]
+        half_way = len(old) // 2
+        windows_q.append((old[:half_way], fresh(new, token, on, SPLIT)))
+        windows_k.append((old[half_way:], fresh(new + 2 * SPLIT.width, token, on, SPLIT)))
+        betas.append(half(beta_at + Int64(number) * (2 * SPLIT.columns), on))
     for turn in cutlass.range_constexpr(SPLIT.value_turns):
-        number, _, token, on, column, old = old_values[turn]
-        at = proj + (Int64(first_row + number) * SPLIT.columns + column) * 2
-        windows_v.append(window(old, at, token, on, SPLIT))
-    mine = t % SPLIT.lanes
-    shows = (live >> mine) & 1 != 0
-    gates = []
-    for turn in cutlass.range_constexpr(SPLIT.turns):
-        column = 3 * SPLIT.width + head * DIM + part * SPLIT.slice_rows + SPLIT.row(t, turn)
-        gates.append(half(proj + (Int64(first_row + mine) * SPLIT.columns + column) * 2, shows))
+        _, _, token, on, new, old = old_values[turn]
+        windows_v.append((old, fresh(new, token, on, SPLIT)))
+    shows = (live >> (t % SPLIT.lanes)) & 1 != 0
+    gates = [half(one, shows) for one in gates_at]
     if cutlass.const_expr(SPLIT.together > 1):  # here too the assembler would ask for some of them later
         arch.sync_threads()
     if cutlass.const_expr(RELEASE == "loads"):
@@ -66,6 +78,8 @@ def prepare(
     arch.cp_async_commit_group()
     arch.cp_async_wait_group(0)
     arch.sync_threads()
+    # not where they are asked for: the assembler would put the first of these in front of the last loads
+    windows_q, windows_k, windows_v = [[window(*one, SPLIT) for one in of] for of in (windows_q, windows_k, windows_v)]
     for turn in cutlass.range_constexpr(SPLIT.query_turns):
         number, share = old_queries[turn][:2]
         if number < SPLIT.steps:
@@ -85,31 +99,30 @@ def prepare(
 
 @cute.jit
 def finish(
-    waiting: list, gates: list, norms: list, live: Int32, real: Int32 | None, at: list, read_slots: list, there: list,
+    waiting: list, gates: list, norms: list, live: Int32, at: list, read_slots: list, there: list,
     own_slot: Int32, rows: Int32, first_row: Int32, head: Int32, part: Int32, t: Int32, warp: Int32, memory: cute.Pointer,
     arrived: cute.Pointer, EPS: cutlass.Constexpr, JITTER: cutlass.Constexpr, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """From the vectors to states and outputs; ``real`` zero: for nothing, with no live step: no wait, nothing sent or stored."""
-    state, out, states = at
+    """From the vectors to states and outputs."""
+    old_rows, out, new_rows = at
     lane, mine = t % 32, t % SPLIT.lanes
     writes = (mine < SPLIT.steps) & (first_row + mine < rows)
-    if cutlass.const_expr(real is not None):
-        writes = writes & (real != Int32(0))
-    place = (own_slot, live, head, part, t, memory)
-    dealt = []
+    place = (own_slot, live, t, memory)
     if cutlass.const_expr(SPLIT.form == "serial"):
-        kept = serial(waiting, state, states, read_slots, there, *place, SPLIT)
+        kept = serial(waiting, old_rows, new_rows, read_slots, there, *place, SPLIT)
     elif cutlass.const_expr(SPLIT.form == "rolled"):
-        kept = rolled(waiting[0], states, *place, SPLIT)
+        kept = rolled(waiting[0], new_rows, *place, SPLIT)
     else:
+        # stores take longer than the exchange: they begin before it
         dealt = at_once(waiting[0], memory, t, SPLIT)
-        kept = outputs_of(dealt, lane, SPLIT)
-    send_squares(kept, real, memory, arrived, part, warp, lane, SPLIT)
+        kept, current = outputs_of(dealt, lane, SPLIT), begin_state(waiting[0], SPLIT)
+        roll_out(current, dealt, new_rows, *place, 0, SPLIT.steps // 2, SPLIT)
+    send_squares(kept, memory, arrived, part, warp, lane, SPLIT)
     stage(JITTER, "product")
     if cutlass.const_expr(SPLIT.form == "wy"):
-        roll_out(waiting[0], dealt, states, *place, SPLIT)
+        roll_out(current, dealt, new_rows, *place, SPLIT.steps // 2, SPLIT.steps, SPLIT)
     stage(JITTER, "listening")
-    scale, factors = norm_factors(norms, gates, real, memory, arrived, lane, EPS, SPLIT)
+    scale, factors = norm_factors(norms, gates, memory, arrived, lane, EPS, SPLIT)
     stage(JITTER, "heard")
     for turn in cutlass.range_constexpr(SPLIT.turns):
         value = kept[turn] * scale * factors[turn]

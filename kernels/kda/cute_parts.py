@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass._mlir.dialects import math
 from cutlass.cute import arch
 
@@ -116,21 +116,40 @@ def store_run(address: Int64, words: list, RUN: cutlass.Constexpr):
 
 
 @cute.jit
-def slot_of(
-    slots: Int64, request: Int32, column: Int32, EARLY: cutlass.Constexpr, SPLIT: cutlass.Constexpr
-):  # fmt: skip
-    """Entry of the pools of a request's slot: column 0 is read, column 1 + t is written after token t; negative for padding.
-
-    Requests beyond the last have its slots.
+def slot_words(slots: Int64, first_request: Int32, lane: Int32, SPLIT: cutlass.Constexpr):
+    """Slots of a block's requests as loaded, one a lane: the one that request 0 reads, those written after its tokens, then
+    request 1. Requests beyond the last have its slots.
     """
-    at = cutlass.min(request, SPLIT.requests - 1) * SPLIT.slots + column
-    (word,) = read(WORD[EARLY], slots + Int64(at) * 4, 1, [])
-    return Int32(word) - 1
+    mine = cutlass.min(lane, SPLIT.together * SPLIT.slots - 1)
+    request = cutlass.min(first_request + mine // SPLIT.slots, SPLIT.requests - 1)
+    (word,) = read(WORD[True], slots + Int64(request * SPLIT.slots + mine % SPLIT.slots) * 4, 1, [])
+    return word
 
 
 @cute.jit
-def group_slot(slots: Int64, read_slots: list, first_request: Int32, number: Int32, SPLIT: cutlass.Constexpr):
+def entry(words: Uint32, request: Int32, column: Int32, SPLIT: cutlass.Constexpr):
+    """Entry of the pools of a slot of a block's request: column 0 is read, column 1 + t is written after token t; negative
+    for padding. By all lanes of a warp, which wait for the slots here.
+    """
+    return Int32(arch.shuffle_sync(words, request * SPLIT.slots + column)) - 1
+
+
+@cute.jit
+def zero_behind(addresses: list):
+    """Zero, which is there once all of these global addresses are: what needs it does not stand before them.
+
+    None has its highest bit set, but the compiler cannot tell.
+    """
+    every = addresses[0]
+    for one in addresses[1:]:
+        every |= one
+    return Int32(every >> 63) & 1
+
+
+@cute.jit
+def group_slot(read_slots: list, number: Int32, SPLIT: cutlass.Constexpr):
     """Entry that the request of a block's step ``number`` reads; ``read_slots``: of all requests of the block."""
-    if cutlass.const_expr(SPLIT.together == 1):
-        return read_slots[0]
-    return slot_of(slots, first_request + number // SPLIT.tokens, Int32(0), True, SPLIT)
+    slot = read_slots[0]
+    for r in cutlass.range_constexpr(1, SPLIT.together):
+        slot = read_slots[r] if number >= r * SPLIT.tokens else slot
+    return slot

@@ -55,9 +55,25 @@ def taps_of(taps: cute.Tensor, first: Int32, SPLIT: cutlass.Constexpr):
 
 
 @cute.jit
-def history_at(cache: Int64, slot: Int32, column: Int32, SPLIT: cutlass.Constexpr):
-    """Address of a column in the oldest raw row of a slot."""
-    return cache + (Int64(slot) * ((TAPS - 1) * 3 * SPLIT.width) + column) * 2
+def places(
+    pools: list, proj: Int64, number: Int32, column: Int32, rows: Int32, first_row: Int32, SPLIT: cutlass.Constexpr
+):
+    """Where a run of channels of a block's step ``number`` lies: all that can be said before its slot is there.
+
+    Returns:
+        (token, whether the row is live, addresses in slot entry 0 of its window's oldest row to read and of that to write, of
+        the step's own raw row).
+    """
+    token, row = number % SPLIT.tokens, first_row + number
+    at = Int64(column) * 2
+    old, to = pools[0] + at + Int64(token) * (6 * SPLIT.width), pools[1] + at
+    return token, (number < SPLIT.steps) & (row < rows), old, to, proj + Int64(row) * (2 * SPLIT.columns) + at
+
+
+@cute.jit
+def in_slot(at: Int64, slot: Int32, SPLIT: cutlass.Constexpr):
+    """The address in the histories of a slot that is ``at`` in those of entry 0."""
+    return at + Int64(slot) * ((TAPS - 1) * 6 * SPLIT.width)
 
 
 @cute.jit
@@ -70,19 +86,25 @@ def history(at: Int64, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constex
 
 
 @cute.jit
-def window(old: list, newest: Int64, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
-    """The whole window of a token, a run of each row, oldest first; its own projection is at ``newest``."""
-    words, size, a_row = [], 2 * SPLIT.run, len(old) // (TAPS - 1)
-    for j in cutlass.range_constexpr(TAPS):
-        at = newest + (j + 1 - TAPS) * (2 * SPLIT.columns)
-        if cutlass.const_expr(j == TAPS - 1):
-            words += maybe(at, size, on, False)
-        elif cutlass.const_expr(SPLIT.tokens > 1):
-            new = maybe(at, size, on & (token + j >= TAPS - 1), False)
-            words += [before | now for before, now in zip(old[a_row * j : a_row * (j + 1)], new, strict=True)]
-        else:
-            words += old[a_row * j : a_row * (j + 1)]
+def fresh(newest: Int64, token: Int32, on: cutlass.Boolean, SPLIT: cutlass.Constexpr):
+    """Raw rows of this step in a token's window, a run of each, oldest first; its own is at ``newest``. Zeros where the window
+    has history; of one token that is known, and only its own row is loaded.
+    """
+    words = []
+    for j in cutlass.range_constexpr(TAPS if SPLIT.tokens > 1 else 1):
+        back = TAPS - 1 - j if SPLIT.tokens > 1 else 0
+        there = on & (token >= back) if cutlass.const_expr(back > 0) else on
+        words += maybe(newest - back * (2 * SPLIT.columns), 2 * SPLIT.run, there, False)
     return words
+
+
+@cute.jit
+def window(old: list, new: list, SPLIT: cutlass.Constexpr):
+    """The whole window of a token from :func:`history` and :func:`fresh`: what does this waits for both."""
+    if cutlass.const_expr(SPLIT.tokens == 1):
+        return old + new
+    count = len(old)
+    return [before | now for before, now in zip(old, new[:count], strict=True)] + new[count:]
 
 
 @cute.jit
@@ -236,12 +258,10 @@ def make_decay(
 
 
 @cute.jit
-def gate_inputs(proj: Int64, first_row: Int32, lane: Int32, live: Int32, SPLIT: cutlass.Constexpr):
-    """A lane's words of the low-rank gate of step ``lane / 4``: zeros where the step is not live (bit ``step`` of ``live``)."""
-    step = lane // 4
-    on = (live >> step) & 1 != 0
+def gate_inputs(at: Int64, lane: Int32, live: Int32, SPLIT: cutlass.Constexpr):
+    """A lane's words of the low-rank gate of step ``lane / 4``, from ``at`` on: zeros where the step is not live (bit ``step``)."""
+    on = (live >> (lane // 4)) & 1 != 0
     words = []
     for chunk in cutlass.range_constexpr(RANK // 32):
-        column = 4 * SPLIT.width + chunk * 32 + lane % 4 * 8
-        words += maybe(proj + (Int64(first_row + step) * SPLIT.columns + column) * 2, 16, on, False)
+        words += maybe(at + chunk * 64, 16, on, False)
     return words

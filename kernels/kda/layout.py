@@ -98,6 +98,11 @@ class Split:
         """Of one state, a thread."""
         return 4 * self.turns * self.quads
 
+    @property
+    def state_stride(self) -> int:
+        """Bytes from a slot's states to the next one's."""
+        return self.heads * DIM * DIM * 4
+
     def row(self, thread, turn):
         """Value row of the block's slice."""
         return thread // self.lanes + turn * (self.threads // self.lanes)

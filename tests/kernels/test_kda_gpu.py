@@ -160,8 +160,6 @@ FORMS = [
     (1, "plain", {"parts": 4, "lanes": 8, "run": 1}),
     (1, "plain", {"parts": 1, "warps": 16, "lanes": 8, "run": 1}),
     (1, "plain", {"run": 2}),
-    (1, "plain", {"parts": 4, "lanes": 8, "run": 1, "rehearse": 1}),
-    (8, "plain", {"rehearse": 1}),
     (8, "plain", {"parts": 4, "lanes": 8, "run": 1}),
     (64, "plain", {"parts": 4, "together": 2, "depth": 2, "lanes": 8, "run": 1, "release": "loads"}),
     (8, "verify8", {"form": "rolled"}),

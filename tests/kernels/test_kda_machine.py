@@ -28,7 +28,7 @@ MANY = {"parts": 2, "together": 3, "warps": 8, "lanes": 8, "depth": 2, "release"
         (8, 8, "verify8", 2, FEW),
         (8, 5, "verify8", 1, WIDE),
         # queries and keys over several warps
-        (1, 1, "plain", 2, {**WIDE, "run": 1, "rehearse": 1}),
+        (1, 1, "plain", 2, {**WIDE, "run": 1}),
         (2, 2, "plain", 1, {**FEW, "together": 2, "depth": 2, "run": 1}),
         (4, 3, "verify4", 1, {**FEW, "run": 2}),
         # all tokens at once: sums of 16 over 16 lanes, of 16 over 32, of 4 over 8
@@ -48,7 +48,7 @@ def test_agrees_with_the_twin(monkeypatch, rows, live, kind, heads, change):
     [
         # request 1 is padding; request 2 leaves nothing; its neighbours read and write one slot each
         (4, 4, "plain", [[2, 2], [0, 4], [5, 0], [3, 3]], MANY),
-        (2, 2, "plain", [[3, 3], [1, 1]], {**FEW, "run": 1, "rehearse": 1}),
+        (2, 2, "plain", [[3, 3], [1, 1]], {**FEW, "run": 1}),
         # one of the slots written is the one read: not before all of its history has been read
         (8, 8, "verify8", [[3, 1, 2, 3, 4, 5, 6, 7, 8]], FEW),
         (8, 6, "verify4", [[4, 1, 2, 3, 4], [6, 5, 0, 7, 8]], {**FEW, "form": "wy"}),
@@ -87,14 +87,6 @@ def test_verify_leaves_the_bits_of_single_steps(monkeypatch):
         assert torch.equal(done.get("out")[0].view(torch.int16), whole.get("out")[token].view(torch.int16))
     assert torch.equal(cache["state"], whole.get("states"))
     assert torch.equal(cache["conv_state"].view(torch.int16), whole.get("conv_states").view(torch.int16))
-
-
-def test_a_rehearsal_changes_no_bit(monkeypatch):
-    one = problem(2, heads=1)
-    plain, rehearsed = (run(one, monkeypatch, live=1, **{**FEW, "rehearse": way}) for way in (0, 1))
-    for name in FAMILY.output_specs(one):
-        found, wanted = (done.get(name).contiguous().view(torch.uint8) for done in (rehearsed, plain))
-        assert torch.equal(found, wanted), name
 
 
 def test_a_loop_of_one_body_leaves_the_bits_of_all_tokens_written_out(monkeypatch):
