@@ -173,10 +173,11 @@ def finish(
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
     p = seven(new)
     tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, CLUSTER, JITTER, live)
-    store_live(prefix_out, row, HIDDEN, packet, new, live)
     out = mixed(
         p, mix, total, largest, norm, row_at, lane, epoch, health, block, HIDDEN, SAVED, EPS, BACKOFF, CLUSTER, live
     )  # fmt: skip
+    # not before: what the row's other warps told is asked for behind whatever this one has stored
+    store_live(prefix_out, row, HIDDEN, packet, new, live)
     store_live(mlp_input, row, HIDDEN, packet, packed(out), live)
 
 
@@ -212,19 +213,18 @@ def take_unit(
             sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER
         )
         stage(JITTER, "asked")
+        if cutlass.const_expr(WAITS):
+            arch.griddepcontrol_wait()
         if cutlass.const_expr(REHEARSE):
+            # behind the dependency wait: code fetched ahead of it was not there after it, on an H200
             for live in cutlass.range(2, unroll=1):
                 if live != Int32(0):
-                    if cutlass.const_expr(WAITS):
-                        arch.griddepcontrol_wait()
                     arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
                 finish(
                     mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
                     mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER, live,
                 )  # fmt: skip
         else:
-            if cutlass.const_expr(WAITS):
-                arch.griddepcontrol_wait()
             if cutlass.const_expr(WAIT_FOR > 0):
                 arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
             finish(

@@ -75,8 +75,8 @@ class Choice:
 
     @property
     def most(self) -> int:
-        """Candidates of a row: all experts of as many groups as experts are chosen, and room for a warp's round."""
-        return max(32, self.top_k * (32 // self.groups_a_warp) * 2 * self.pairs_a_lane)
+        """Candidates of a row, in whole eights: all experts of as many groups as experts are chosen."""
+        return max(32, -(-self.top_k * (32 // self.groups_a_warp) * 2 * self.pairs_a_lane // 8) * 8)
 
     def sizes(self) -> tuple[int, ...]:
         """Bytes of shared memory, in whole 16, piece by piece: best of each group; candidates; their scores; counts."""

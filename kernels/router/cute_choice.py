@@ -102,10 +102,12 @@ def exchanged(key: Uint64, distance: cutlass.Constexpr):
 
 
 @cute.jit
-def how_many_above(address: Int32, key: Uint64):
-    """How many of 32 keys in shared memory are greater; in turns, since a warp that comes here once waits for its instructions."""
+def how_many_above(address: Int32, key: Uint64, turns: Int32):
+    """How many of ``8 turns`` keys in shared memory are greater; in turns, since a warp that comes here once waits for its
+    instructions.
+    """
     count = Int32(0)
-    for turn in cutlass.range(4, unroll=1):
+    for turn in cutlass.range(turns, unroll=1):
         words = []
         for j in cutlass.range_constexpr(4):
             words += shared_words(TWO_KEYS, address + 64 * turn + 16 * j, 4)
@@ -131,8 +133,8 @@ def choose(
     """(place of the choice, expert, weight, scores that are NaN), the last for lane 0, the others for ``top_k`` lanes.
 
     First the best of each of up to 32 groups of experts: the ``top_k``-th best of those has as many experts at or above it, so
-    only what reaches it is a candidate, some two dozen. Those are ranked against each other. Only the row's first
-    warp returns something; all warps take part. Sums and quotients as :mod:`.exact`.
+    only what reaches it is a candidate: some two dozen where scores are like each other's, up to a hundred where a few stand out
+    and lie together. Those are ranked against each other, a thread each. Only the row's first warp returns something; all warps take part. Sums and quotients as :mod:`.exact`.
 
     Args:
         words: of this lane's logits.
@@ -148,8 +150,10 @@ def choose(
     warp, inside = lane // 32, lane % 32
     best_at = best.iterator + local * 32
     list_at = candidates.iterator + local * C.most
+    for i in cutlass.range_constexpr(-(-C.most // C.lanes)):
+        if i * C.lanes + lane < C.most:
+            candidates[local * C.most + i * C.lanes + lane] = Uint64(0)
     if lane < 32:
-        candidates[local * C.most + lane] = Uint64(0)
         if lane >= C.groups:
             best[local * 32 + lane] = Uint64(0)
         if lane < 2:
@@ -175,7 +179,7 @@ def choose(
         best[local * 32 + warp * C.groups_a_warp + inside] = top
     meet(local, C)
     mine = Uint64(best[local * 32 + inside])
-    above = how_many_above(Int32(best_at.toint()), mine)
+    above = how_many_above(Int32(best_at.toint()), mine, Int32(4))
     bar = Uint32(arch.vote_ballot_sync((above == C.top_k - 1) & (mine >> 32 != Uint64(0))))
     source = Int32(arch.popc((bar & (Uint32(0) - bar)) - Uint32(1)))
     low = arch.shuffle_sync(Uint32(mine & Uint64(0xFFFFFFFF)), source)
@@ -191,29 +195,19 @@ def choose(
         arch.atomic_add(counts.iterator + (local * 2 + 1), odd, sem="relaxed", scope="cta")
     meet(local, C)
     stage(JITTER, "product")
+    total = counts[local * 2]
+    for c in cutlass.range(
+        lane, total, C.lanes, unroll=1
+    ):  # one each, of all warps: some two dozen, or many that are alike
+        rival = Uint64(candidates[local * C.most + c])
+        rank = how_many_above(Int32(list_at.toint()), rival, (total + 7) // 8)
+        if rank < C.top_k:
+            best[local * 32 + rank] = Uint64(as_word(scores[local * C.most + c])) << 32 | (rival & Uint64(0xFFFFFFFF))
+    meet(local, C)
+    stage(JITTER, "sent")
     expert, weight, place, nans = Int32(0), Float32(0.0), inside, Int32(0)
     if warp == 0:
-        total = counts[local * 2]
         nans = counts[local * 2 + 1]
-        if total <= 32:
-            rival = Uint64(candidates[local * C.most + inside])
-            rank = how_many_above(Int32(list_at.toint()), rival)
-            if (inside < total) & (rank < C.top_k):
-                best[local * 32 + rank] = Uint64(as_word(scores[local * C.most + inside])) << 32 | (
-                    rival & Uint64(0xFFFFFFFF)
-                )
-        else:
-            for c in cutlass.range(inside, total, 32, unroll=1):
-                rival = Uint64(candidates[local * C.most + c])
-                rank = Int32(0)
-                for against in cutlass.range(total, unroll=4):
-                    rank += Int32(1) if Uint64(candidates[local * C.most + against]) > rival else Int32(0)
-                if rank < C.top_k:
-                    best[local * 32 + rank] = Uint64(as_word(scores[local * C.most + c])) << 32 | (
-                        rival & Uint64(0xFFFFFFFF)
-                    )
-        arch.sync_warp()
-        stage(JITTER, "sent")
         chosen = Uint64(best[local * 32 + inside % C.top_k])
         expert = Int32(Uint32(0xFFFFFFFF) - Uint32(chosen & Uint64(0xFFFFFFFF)))
         score = as_float(Uint32(chosen >> 32))

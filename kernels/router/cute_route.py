@@ -47,22 +47,6 @@ def choose_row(
 
 
 @cute.jit
-def awake(
-    counter: Int64, block: Int32, MAIL: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr
-):  # fmt: skip
-    """The dependency wait, and the epoch."""
-    arch.griddepcontrol_wait()
-    if cutlass.const_expr(RELEASE == "loads"):
-        arch.griddepcontrol_launch_dependents()
-    stage(JITTER, "woken")
-    epoch = Uint32(0)
-    if cutlass.const_expr(MAIL):
-        epoch = epoch_of(counter, block)
-    stage(JITTER, "listening")
-    return epoch
-
-
-@cute.jit
 def route(
     tensors: list, rows: Int32, block: Int32, part: Int32, memory: cute.Pointer, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
     MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
@@ -71,8 +55,8 @@ def route(
     """Block ``part`` of those that choose does so for its rows. Returns the epoch.
 
     ``tensors`` are addresses: source of the logits (a mailbox if ``MAIL``), bias, logits (to be written if ``MAIL``), ids,
-    weights, nans, epochs, health. ``REHEARSE``: all of it is run once for nothing ahead of the dependency wait, which fetches the
-    code; it asks nobody, and writes to shared memory alone.
+    weights, nans, epochs, health. ``REHEARSE``: all of it is run once for nothing while the logits are under way, which fetches
+    the code; it asks nobody, and writes to shared memory alone.
     """
     bias, counter = tensors[1], tensors[6]
     t, _, _ = arch.thread_idx()
@@ -88,21 +72,23 @@ def route(
     mine = (local < C.rows_a_block) & (row < rows)
     pairs = pairs_of(lane, C)
     held = biases(bias, pairs)
+    arch.griddepcontrol_wait()
+    if cutlass.const_expr(RELEASE == "loads"):
+        arch.griddepcontrol_launch_dependents()
+    stage(JITTER, "woken")
     epoch = Uint32(0)
-    if cutlass.const_expr(REHEARSE):
-        for live in cutlass.range(2, unroll=1):
-            if live != Int32(0):
-                epoch = awake(counter, block, MAIL, RELEASE, JITTER)
-            if mine:
-                pause(JITTER, epoch, block * 64 + 33 + local)
+    if cutlass.const_expr(MAIL):
+        epoch = epoch_of(counter, block)
+    stage(JITTER, "listening")
+    if mine:
+        pause(JITTER, epoch, block * 64 + 33 + local)
+        if cutlass.const_expr(REHEARSE):
+            for live in cutlass.range(2, unroll=1):
                 choose_row(
                     tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, live
                 )  # fmt: skip
                 meet(local, C)  # what the row's warps write for each other is written anew
-    else:
-        epoch = awake(counter, block, MAIL, RELEASE, JITTER)
-        if mine:
-            pause(JITTER, epoch, block * 64 + 33 + local)
+        else:
             choose_row(
                 tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, None
             )  # fmt: skip

@@ -48,7 +48,7 @@ def replay_often(case, times):
 
 
 def early_graph(runner, tensors, late):
-    """A graph of eight early launches, each behind one that lets go at once and writes input ``late`` at its end: NaN until then."""
+    """Replays eight early launches, each behind one that lets go at once and writes input ``late`` at its end: NaN until then."""
     from k3lab.tuning.chain import predecessor
 
     x = tensors[late]
@@ -62,7 +62,12 @@ def early_graph(runner, tensors, late):
             x.fill_(float("nan"))
             before()
             call()
-    return graph
+
+    def replay():
+        graph.replay()
+
+    replay.kept = before, call  # what the predecessor copies is its own
+    return replay
 
 
 def delay_often(plain, delayed, times):

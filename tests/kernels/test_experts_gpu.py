@@ -128,9 +128,9 @@ def test_the_shared_expert_may_begin_before_what_it_does_not_need_is_there(devic
     case = Case(device, exact_problem(rows, "bf16"), CUTE, early="shared")
     case.run(pdl=False)
     case.judge()
-    graph = early_graph(case.runner, {**case.inputs, **case.outputs}, "latent")
+    replay = early_graph(case.runner, {**case.inputs, **case.outputs}, "latent")
     for turn in range(100):
-        graph.replay()
+        replay()
         torch.cuda.synchronize()
         if turn % 20 == 0:
             case.judge()
