@@ -34,7 +34,9 @@ def serial(
     waiting: list, state: list, states: list, read_slots: list, there: list, own_slot: Int32, live: Int32, t: Int32,
     memory: cute.Pointer, SPLIT: cutlass.Constexpr,
 ):  # fmt: skip
-    """Outputs of the step that the lane writes; each request's tokens one after the other, its state asked for ``depth`` before."""
+    """(outputs of the step that the lane writes, state after the last step, which is not stored yet); each request's tokens one
+    after the other, its state asked for ``depth`` before.
+    """
     waiting, current, kept = list(waiting), [], []
     for s in cutlass.range_constexpr(SPLIT.steps):
         r = s // SPLIT.tokens
@@ -50,8 +52,9 @@ def serial(
                 kept.append(outs[turn])
             else:
                 kept[turn] = outs[turn] if mine == s else kept[turn]
-        store_step(states, own_slot, Int32(s), live, current, SPLIT)
-    return kept
+        if cutlass.const_expr(s < SPLIT.steps - 1):
+            store_step(states, own_slot, Int32(s), live, current, SPLIT)
+    return kept, current
 
 
 @cute.jit

@@ -9,7 +9,7 @@ from cutlass.cute import arch
 from ..cute_numbers import rounded
 from ..cute_stages import stage
 from .cute_core import norm_factors, send_squares
-from .cute_forms import at_once, begin_state, outputs_of, roll_out, rolled, serial
+from .cute_forms import at_once, begin_state, outputs_of, roll_out, rolled, serial, store_step
 from .cute_parts import STORE_HALF, floats, half, put_run
 from .cute_tokens import convolved, fresh, gate_inputs, make_decay, make_query_and_key, taps_of, window
 from .layout import DIM, RANK, TAPS
@@ -109,7 +109,7 @@ def finish(
     writes = (mine < SPLIT.steps) & (first_row + mine < rows)
     place = (own_slot, live, t, memory)
     if cutlass.const_expr(SPLIT.form == "serial"):
-        kept = serial(waiting, old_rows, new_rows, read_slots, there, *place, SPLIT)
+        kept, after = serial(waiting, old_rows, new_rows, read_slots, there, *place, SPLIT)
     elif cutlass.const_expr(SPLIT.form == "rolled"):
         kept = rolled(waiting[0], new_rows, *place, SPLIT)
     else:
@@ -117,8 +117,12 @@ def finish(
         dealt = at_once(waiting[0], memory, t, SPLIT)
         kept, current = outputs_of(dealt, lane, SPLIT), begin_state(waiting[0], SPLIT)
         roll_out(current, dealt, new_rows, *place, 0, SPLIT.steps // 2, SPLIT)
+    # the last state, or the second half of all: nobody waits for it, and the sums would stand behind it
     send_squares(kept, memory, arrived, part, warp, lane, SPLIT)
     stage(JITTER, "product")
+    if cutlass.const_expr(SPLIT.form == "serial"):
+        arch.sync_warp()  # or the assembler moves the stores up again
+        store_step(new_rows, own_slot, Int32(SPLIT.steps - 1), live, after, SPLIT)
     if cutlass.const_expr(SPLIT.form == "wy"):
         roll_out(current, dealt, new_rows, *place, SPLIT.steps // 2, SPLIT.steps, SPLIT)
     stage(JITTER, "listening")

@@ -238,6 +238,8 @@ def test_machine_code(arch, rows, kind):
         assert release_fault(code, EARLY, chosen["release"]) is None, chosen
         assert (behind_fault(code) is None) == ENGINE.releases_behind(chosen), chosen
         stores = places(code, r"STG\.E\.128")
+        if split.parts > 1 and split.form != "rolled":
+            assert places(code, r"STAS.*")[-1] < stores[-split.turns * split.quads], "the last state behind the sums"
         bodies = {"serial": split.steps, "rolled": min(2 + split.steps % 2, split.steps), "wy": 2}[split.form]
         assert len(stores) == bodies * split.turns * split.quads, "a state a step, stored once"
         if split.parts > 1:
