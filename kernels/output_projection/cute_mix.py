@@ -173,6 +173,7 @@ def finish(
         new = packed([before + delta for before, delta in zip(seven(old), seven(new), strict=True)])
     p = seven(new)
     tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, CLUSTER, JITTER, live)
+    stage(JITTER, "sent")
     out = mixed(
         p, mix, total, largest, norm, row_at, lane, epoch, health, block, HIDDEN, SAVED, EPS, BACKOFF, CLUSTER, live
     )  # fmt: skip
