@@ -166,6 +166,8 @@ FORMS = [
     (8, "verify8", {"form": "wy"}),
     (64, "verify8", {"parts": 4, "warps": 8, "lanes": 16, "form": "wy"}),
     (8, "verify8", {"parts": 16, "warps": 4, "lanes": 32, "form": "wy"}),
+    (8, "verify8", {"parts": 16, "warps": 8, "lanes": 32, "form": "wy"}),
+    (8, "verify8", {"parts": 16, "warps": 8, "lanes": 32, "form": "rolled"}),
     (12, "verify3", {"parts": 4, "warps": 8, "lanes": 8, "form": "wy"}),
     (2, "verify2", {"parts": 2, "warps": 8, "lanes": 8, "form": "wy"}),
 ]
