@@ -39,7 +39,7 @@ GEMM_PARAMS = (
 )
 """Of the part that makes the partials."""
 REHEARSE = Param("rehearse", (0, 1), "the finish of a row run once for nothing while it waits, which fetches its code")
-BACKOFF = Param("backoff", (0, 20, 100), "nanoseconds between two rounds of polls")
+BACKOFF = Param("backoff", (0, 20, 100), "nanoseconds ahead of the first poll of a row's sums, and between two rounds of polls")
 PACKET = Param(
     "packet", tuple(PACKETS), "one access: seven BF16 values and 16 bits of the epoch, or two values and 32 bits of it"
 )
