@@ -250,7 +250,8 @@ def measure(
                 name, make(load), gpu, timer, samples, kinds, say
             )
     for name, make in backends.items() if tracer else ():
-        if name == "auto":  # hundreds of PyTorch's kernels a layer, most of the time of a measurement, and no bar asks for them
+        # auto's hundreds of kernels a layer would take most of a measurement's time, and no bar asks for them
+        if name == "auto":
             continue
         for place, load in enumerate(loads):
             say(f"{load.rows} rows, {name}: kernel by kernel", 0, 1)
