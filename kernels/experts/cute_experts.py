@@ -12,7 +12,7 @@ from ..cute_numbers import rounded
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import count_launch, epoch_of
-from .cute_group import group, place_rows, slots
+from .cute_group import group, slots
 from .cute_mxfp8 import publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
@@ -167,8 +167,6 @@ def k3_experts_cute_stream(
         at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
         ring = fill(at, PLAN, True)
     stage(JITTER, "asked")
-    if cutlass.const_expr(not PLAN.single):
-        place_rows(rows, table, t, PLAN)
 
     if cutlass.const_expr(PLAN.wide > 0 and not EARLY):
         while unit < ends[0]:
@@ -188,16 +186,11 @@ def k3_experts_cute_stream(
         left = Int32(PLAN.x_depth) if unit < ends[1] else Int32(0)
         for e in cutlass.range_constexpr(PLAN.x_depth):
             held += read_if(LOAD_X_IF, e, near + e * 64, 4, [], left)
-    sent = [Uint32(0)] * (4 * PLAN.stashed_each)  # no epoch's: whoever has no first product asks when it needs them
     while unit < ends[1]:
         after = behind(unit + stride, ends, block, PLAN)
         following = weights_of(after, ends, table, bases, warp, lane, PLAN)
         then = lane_x(after, ends, table, latent_at, warp, lane, PLAN)
         left = Int32(PLAN.x_depth) if after < ends[1] else Int32(0)
-        if cutlass.const_expr(PLAN.cut):  # noqa: SIM102, compiled in or not, then asked at run time
-            if after >= ends[1]:
-                rounds = (cutlass.max(ends[2] - after, 0) + PLAN.blocks - 1) // PLAN.blocks
-                sent = ask(after + rounds * PLAN.blocks, ends, table, hidden_at, t, warp, PLAN)
         acc = [Float32(0.0)] * 8
         for s in cutlass.range_constexpr(PLAN.steps1):
             d, e = 5 * (s % PLAN.depth), 4 * (s % PLAN.x_depth)
@@ -246,11 +239,11 @@ def k3_experts_cute_stream(
 
     if cutlass.const_expr(PLAN.spared > 0):
         stride = Int32(PLAN.blocks - PLAN.spared)
-    near, then = Int64(0), Int64(0)
+    near, then, sent = Int64(0), Int64(0), []
     if cutlass.const_expr(not PLAN.stashed):
         near = lane_hidden(unit, ends, table, hidden_at, warp, lane, PLAN)
         sent = load_packets(batch_of(near, PLAN))
-    elif cutlass.const_expr(not PLAN.single and not PLAN.cut):
+    elif cutlass.const_expr(not PLAN.single):
         sent = ask(unit, ends, table, hidden_at, t, warp, PLAN)
     while unit < ends[3]:
         following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
@@ -279,15 +272,15 @@ def k3_experts_cute_stream(
     # blocks with the fewest units first: those at the end, or those that second products were spared
     pieces = PLAN.row_packets // 32
     spot = block if cutlass.const_expr(PLAN.spared > 0) else PLAN.blocks - 1 - block
-    share, unit = Int32(PLAN.blocks), warp * PLAN.blocks + spot
-    earnest = Int32(0) if cutlass.const_expr(PLAN.single) else Int32(1)
+    share, light = Int32(PLAN.blocks), Int32(PLAN.blocks if PLAN.single else 0)
     if cutlass.const_expr(PLAN.cut):
-        light = PLAN.blocks - (ends[3] - ends[4])  # blocks without a part of the last round
+        light = PLAN.blocks - (ends[3] - ends[4])
         share = light if light * PLAN.warps >= rows * pieces else share
-        unit = warp * share + spot if spot < share else rows * pieces
-        if cutlass.const_expr(PLAN.rows <= TOKENS):
-            earnest = Int32(0) if spot < light else earnest
+    unit = warp * share + spot if spot < share else rows * pieces
     # a first turn for nothing fetches the code, where a block is done before others; of many rows it would cost the others
+    earnest = Int32(1)
+    if cutlass.const_expr(PLAN.rows <= TOKENS):
+        earnest = Int32(0) if spot < light else Int32(1)
     while unit < rows * pieces:
         row = unit // pieces
         packet = (unit - row * pieces) * 32 + lane

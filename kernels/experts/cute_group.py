@@ -49,28 +49,22 @@ def slots(ids: Int64, table: cute.Tensor, warp: Int32, lane: Int32, PLAN: cutlas
 
 @cute.jit
 def group(ids: Int64, rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.Constexpr):
-    """Fill the block's table from ids, int32 [rows, top_k], but for :func:`place_rows`; the number of items. Ends with a barrier.
+    """Fill the block's table from ids, int32 [rows, top_k]; the number of items. Ends with a barrier.
 
     The same in all blocks: nothing in it depends on who comes first. An id that is no expert counts as the last one.
     """
     lane, warp = t % 32, t // 32
     pairs = rows * PLAN.top_k
-    # ids are a round trip to memory: all at once, and the table is cleared meanwhile
-    given = []
-    for k in cutlass.range_constexpr(-(-PLAN.pairs // PLAN.threads)):
-        p = cutlass.min(t + k * PLAN.threads, pairs - 1)
-        given += read(LOAD_ID, ids + Int64(p) * 4, 1, [])
     for i in cutlass.range(t, PLAN.masks * PLAN.experts, PLAN.threads, unroll=1):
         table[i] = Int32(0)
     arch.sync_threads()
-    for k in cutlass.range_constexpr(len(given)):
-        own_pair = t + k * PLAN.threads
-        if own_pair < pairs:
-            expert = Int32(cutlass.min(given[k], Uint32(PLAN.experts - 1)))
-            table[PLAN.ids_at + own_pair] = expert
-            row = own_pair // PLAN.top_k
-            at = table.iterator + (row // 32 * PLAN.experts + expert)
-            arch.inline_ptx(OR_SHARED, read_only_args=[at.toint(), Int32(1) << (row % 32)])
+    for p in cutlass.range(t, pairs, PLAN.threads, unroll=1):
+        (found,) = read(LOAD_ID, ids + Int64(p) * 4, 1, [])
+        expert = Int32(cutlass.min(found, Uint32(PLAN.experts - 1)))
+        table[PLAN.ids_at + p] = expert
+        row = p // PLAN.top_k
+        at = table.iterator + (row // 32 * PLAN.experts + expert)
+        arch.inline_ptx(OR_SHARED, read_only_args=[at.toint(), Int32(1) << (row % 32)])
     arch.sync_threads()
 
     each = -(-PLAN.experts // PLAN.threads)
@@ -109,13 +103,8 @@ def group(ids: Int64, rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.C
                 done += TOKENS
         start += ((count + TOKENS - 1) // TOKENS << 16) + count
     arch.sync_threads()
-    return total >> 16
-
-
-@cute.jit
-def place_rows(rows: Int32, table: cute.Tensor, t: Int32, PLAN: cutlass.Constexpr):
-    """The row of each pair, which activations need and weights do not. Ends with a barrier."""
-    for p in cutlass.range(t, rows * PLAN.top_k, PLAN.threads, unroll=1):
+    for p in cutlass.range(t, pairs, PLAN.threads, unroll=1):
         row = p // PLAN.top_k
         table[PLAN.rows_at + pair_of(table, row, p % PLAN.top_k, PLAN)] = row
     arch.sync_threads()
+    return total >> 16

@@ -135,9 +135,7 @@ def test_blocks_for_the_shared_expert_alone_are_the_same_code_but_for_who_takes_
         assert wait_fault(code, WEIGHTS, ahead=plan_of(one, config(one, arch)).depth) is None
         found.append((len(code), len(places(code, "HMMA.*")), len(places(code, WORDS))))
     (few, *steps), (many, *others) = found
-    assert (
-        steps == others and abs(many - few) < 192
-    )  # units are cut in parts where all blocks take routed ones, and there alone
+    assert steps == others and few < many < few + 128
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
