@@ -115,7 +115,7 @@ class CuteEngine(Engine):
     family = "experts"
     compiler = "cute"
     sources = (
-        *(HERE / f"cute_{name}.py" for name in ("experts", "group", "mxfp8", "parts", "ring", "second", "shared")),
+        *(HERE / f"cute_{name}.py" for name in ("experts", "group", "mxfp8", "parts", "ring", "shared")),
         *CUTE_PARTS,
     )
 

@@ -8,12 +8,12 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
-from ..cute_numbers import rounded
+from ..cute_numbers import as_float, rounded
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import count_launch, epoch_of
-from .cute_group import group, slots
-from .cute_mxfp8 import publish_wide, quantize_rows
+from .cute_group import group, pair_of, slots
+from .cute_mxfp8 import hidden_words, publish_wide, quantize_rows
 from .cute_parts import (
     LOAD_X_IF,
     all_done,
@@ -23,17 +23,18 @@ from .cute_parts import (
     load_packets,
     publish_four,
     read_if,
+    settled,
     situ,
     step,
 )
-from .cute_ring import behind, cut_of, fill, first_of, refill, second_of, takes_part, weights_of
-from .cute_second import ask, batch_of, lane_hidden, second_sent, second_stashed, stash, weighted_sum
+from .cute_ring import behind, fill, first_of, refill, weights_of
 from .cute_shared import shared_first, shared_hidden, shared_second
 from .layout import ACTIVATION_EXPONENT, WEIGHT_EXPONENT
 from .plan import TOKENS
 
 UNSCALE = 2.0 ** -(WEIGHT_EXPONENT + ACTIVATION_EXPONENT)
 ACTIVATION = 2.0**ACTIVATION_EXPONENT
+LOAD_WEIGHT = "ld.global.u32 $0, [$1];"
 STORE_PAIR = "st.global.v2.u32 [{$r0}], {{$r1}, {$r2}};"
 
 
@@ -74,6 +75,71 @@ def routed_hidden(
                     publish_four(hidden + Int64(at) * 16, [value * ACTIVATION for value in values], epoch)
                 else:
                     publish_wide(hidden + Int64(at) * 16, values, epoch)
+
+
+@cute.jit
+def weighted_sum(
+    row: Int32, packet: Int32, outputs: Int64, weights: Int64, table: cute.Tensor, lane: Int32, epoch: Uint32,
+    health: Int64, block: Int32, earnest: Int32, PLAN: cutlass.Constexpr,
+):  # fmt: skip
+    """Four columns of a row: its experts' outputs times their weights, slots ascending; a single row's slots all in one round."""
+    slot = cutlass.min(lane, PLAN.top_k - 1)
+    mine = slot
+    if cutlass.const_expr(not PLAN.single):
+        mine = pair_of(table, row, slot, PLAN)
+    factor = as_float(read(LOAD_WEIGHT, weights + Int64(row * PLAN.top_k + slot) * 4, 1, [])[0])
+    sums = [Float32(0.0)] * 4
+    each = PLAN.summed
+    for k0 in cutlass.range_constexpr(0, PLAN.top_k, each):
+        slots = range(k0, min(k0 + each, PLAN.top_k))
+        if cutlass.const_expr(PLAN.single):
+            wanted = [outputs + Int64(packet) * 16 + k * PLAN.row_packets * 16 for k in slots]
+        else:
+            wanted = [outputs + Int64(PLAN.output_at(arch.shuffle_sync(mine, k), packet)) * 16 for k in slots]
+        got = settled(load_packets(wanted), wanted, 2, epoch, health, block, earnest)
+        for k in cutlass.range_constexpr(len(wanted)):
+            weight = arch.shuffle_sync(factor, k0 + k)
+            for i in cutlass.range_constexpr(4):
+                word = got[2 * k + i // 2]
+                value = as_float(word << 16 if cutlass.const_expr(i % 2 == 0) else word & Uint32(0xFFFF0000))
+                sums[i] = sums[i] + weight * value
+    return sums
+
+
+@cute.jit
+def lane_hidden(
+    unit: Int32, ends: list, table: cute.Tensor, hidden: Int64, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
+):  # fmt: skip
+    """Address of this lane's hidden values of a unit of the routed second product; of the last unit where there is no such."""
+    item = (cutlass.max(cutlass.min(unit, ends[3] - 1), ends[2]) - ends[2]) // PLAN.chunks
+    _, place, count = item_of(table, item, warp, PLAN)
+    pair = place + cutlass.min(lane // 4, count - 1)
+    return hidden + Int64(PLAN.hidden_at(pair, 0, lane % 4, 0)) * 16
+
+
+@cute.jit
+def stash(
+    place: Int32, parity: Int32, table: cute.Tensor, hidden: Int64, t: Int32, epoch: Uint32, health: Int64, block: Int32,
+    PLAN: cutlass.Constexpr,
+):  # fmt: skip
+    """Take the hidden values of an item of a single row into the block's table. Ends with a barrier.
+
+    Two parities: some warps take the next item's, while others still multiply these; they are done before the barrier behind it.
+    """
+    for k in cutlass.range_constexpr(-(-PLAN.hidden_packets // PLAN.threads)):
+        packet = t + k * PLAN.threads
+        if packet < PLAN.hidden_packets:
+            wanted = [hidden + Int64(place * PLAN.hidden_packets + packet) * 16]
+            got = settled(load_packets(wanted), wanted, 2, epoch, health, block)
+            for i in cutlass.range_constexpr(2):
+                table[PLAN.stashed_at(parity, packet) + i] = Int32(got[i])
+    arch.sync_threads()
+
+
+@cute.jit
+def batch_of(base: Int64, PLAN: cutlass.Constexpr):
+    """Addresses of the packets of so many groups as a warp holds at once."""
+    return [base + PLAN.hidden_at(0, b // 2, 0, b % 2) * 16 for b in range(2 * PLAN.batch)]
 
 
 @cute.jit
@@ -137,7 +203,7 @@ def k3_experts_cute_stream(
     stage(JITTER, "woken")
     epoch = epoch_of(counter, block)
     if cutlass.const_expr(EARLY):
-        ends = ends * 5 + [Int32(0)]  # nothing is known yet of what comes behind the shared expert's units
+        ends *= 4  # nothing is known yet of what comes behind the shared expert's units
         while unit < ends[0]:
             following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
             ring = shared_first(ring, at, following, x_at, rows, parts, turn % 2, warp, lane, PLAN)
@@ -161,7 +227,7 @@ def k3_experts_cute_stream(
         items = group(ids.iterator.toint(), rows, table, t, PLAN) * takes_routed
     first = ends[0] + items * PLAN.tiles + PLAN.hole
     ends += [first, first + takes_wide * PLAN.shared_second]
-    ends += cut_of(ends[2], items, PLAN)
+    ends.append(ends[2] + items * PLAN.chunks)
     unit = behind(unit, ends, block, PLAN)
     if unit >= ends[0]:
         at = weights_of(unit, ends, table, bases, warp, lane, PLAN)
@@ -239,31 +305,50 @@ def k3_experts_cute_stream(
 
     if cutlass.const_expr(PLAN.spared > 0):
         stride = Int32(PLAN.blocks - PLAN.spared)
+    # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
     near, then, sent = Int64(0), Int64(0), []
     if cutlass.const_expr(not PLAN.stashed):
         near = lane_hidden(unit, ends, table, hidden_at, warp, lane, PLAN)
         sent = load_packets(batch_of(near, PLAN))
-    elif cutlass.const_expr(not PLAN.single):
-        sent = ask(unit, ends, table, hidden_at, t, warp, PLAN)
     while unit < ends[3]:
         following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
-        which = second_of(unit, ends, PLAN)
-        item = which // PLAN.chunks
-        _, place, count = item_of(table, item, warp, PLAN)
-        task = ((which - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
-        if cutlass.const_expr(PLAN.stashed):
-            stash(place, count, sent, turn % 2, table, hidden_at, t, epoch, record, block, PLAN)
-            if cutlass.const_expr(not PLAN.single):
-                sent = ask(unit + stride, ends, table, hidden_at, t, warp, PLAN)
-            if takes_part(unit, ends, warp, PLAN):
-                ring = second_stashed(
-                    ring, at, following, turn % 2, table, place, count, task, outputs_at, lane, epoch, PLAN
-                )
-        else:
+        if cutlass.const_expr(not PLAN.stashed):
             then = lane_hidden(unit + stride, ends, table, hidden_at, warp, lane, PLAN)
-            ring, sent = second_sent(
-                ring, at, following, sent, near, then, place, count, task, outputs_at, lane, epoch, record, block, PLAN
-            )  # fmt: skip
+        item = (unit - ends[2]) // PLAN.chunks
+        _, place, count = item_of(table, item, warp, PLAN)
+        task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
+        acc, values = [Float32(0.0)] * 8, []
+        if cutlass.const_expr(PLAN.stashed):
+            stash(place, turn % 2, table, hidden_at, t, epoch, record, block, PLAN)
+        for s in cutlass.range_constexpr(PLAN.steps2):
+            d, g = 5 * (s % PLAN.depth2), s % PLAN.groups2
+            if cutlass.const_expr(PLAN.stashed):
+                words = PLAN.stashed_at(turn % 2, PLAN.hidden_at(0, g, quad, 0))
+                values = [Uint32(table[words + i]) for i in range(4)]
+            elif cutlass.const_expr(g % PLAN.batch == 0):
+                here = batch_of(near + PLAN.hidden_at(0, g, 0, 0) * 16, PLAN)
+                if cutlass.const_expr(PLAN.hidden_rounding == ""):
+                    values = settled(sent, here, 2, epoch, record, block)
+                else:
+                    sent = settled(sent, here, 3, epoch, record, block)
+                    values = hidden_words(sent, ACTIVATION, PLAN.hidden_rounding == "ceil")
+                if cutlass.const_expr(s + PLAN.batch < PLAN.steps2):
+                    later = near + PLAN.hidden_at(0, (g + PLAN.batch) % PLAN.groups2, 0, 0) * 16
+                    sent = load_packets(batch_of(later, PLAN))
+                else:
+                    sent = load_packets(batch_of(then, PLAN))
+            if cutlass.const_expr(g == 0):
+                acc = [Float32(0.0)] * 8
+            h = 0 if cutlass.const_expr(PLAN.stashed) else g % PLAN.batch * 4
+            acc = step(ring[d : d + 4], ring[d + 4], values[h : h + 4], acc)
+            ring = refill(ring, s % PLAN.depth2, s + PLAN.depth2, PLAN.steps2, at, following, True)
+            if cutlass.const_expr(g == PLAN.groups2 - 1):
+                for i in cutlass.range_constexpr(2):
+                    if 2 * quad + i < count:
+                        where = PLAN.output_at(place + 2 * quad + i, (task + s // PLAN.groups2) * 8 + token)
+                        publish_four(
+                            outputs_at + Int64(where) * 16, [acc[2 * k + i] * UNSCALE for k in range(4)], epoch
+                        )
         unit, turn, at, near = unit + stride, turn + 1, following, then
     if cutlass.const_expr(RELEASE == "loads"):
         arch.griddepcontrol_launch_dependents()
@@ -271,16 +356,8 @@ def k3_experts_cute_stream(
     stage(JITTER, "told")
     # blocks with the fewest units first: those at the end, or those that second products were spared
     pieces = PLAN.row_packets // 32
-    spot = block if cutlass.const_expr(PLAN.spared > 0) else PLAN.blocks - 1 - block
-    share, light = Int32(PLAN.blocks), Int32(PLAN.blocks if PLAN.single else 0)
-    if cutlass.const_expr(PLAN.cut):
-        light = PLAN.blocks - (ends[3] - ends[4])
-        share = light if light * PLAN.warps >= rows * pieces else share
-    unit = warp * share + spot if spot < share else rows * pieces
-    # a first turn for nothing fetches the code, where a block is done before others; of many rows it would cost the others
-    earnest = Int32(1)
-    if cutlass.const_expr(PLAN.rows <= TOKENS):
-        earnest = Int32(0) if spot < light else Int32(1)
+    unit = warp * PLAN.blocks + (block if cutlass.const_expr(PLAN.spared > 0) else PLAN.blocks - 1 - block)
+    earnest = Int32(0) if cutlass.const_expr(PLAN.single) else Int32(1)
     while unit < rows * pieces:
         row = unit // pieces
         packet = (unit - row * pieces) * 32 + lane
@@ -290,8 +367,8 @@ def k3_experts_cute_stream(
         if earnest > Int32(0):
             where = out.iterator.toint() + (Int64(row) * PLAN.latent + packet * 4) * 2
             arch.inline_ptx(STORE_PAIR, read_only_args=[where, rounded(sums[0], sums[1]), rounded(sums[2], sums[3])])
-            unit += share * PLAN.warps
-        earnest = Int32(1)
+            unit += PLAN.blocks * PLAN.warps
+        earnest = Int32(1)  # a single row's first turn is for nothing: it fetches the code, while outputs are under way
     stage(JITTER, "finished")
     if cutlass.const_expr(PLAN.single):
         arch.sync_threads()  # there is none before it that all warps must pass

@@ -34,44 +34,12 @@ def behind(after: Int32, ends: list, block: Int32, PLAN: cutlass.Constexpr):
 
 
 @cute.jit
-def cut_of(start: Int32, items: Int32, PLAN: cutlass.Constexpr):
-    """[end of the second products' numbers, first number of a part of a unit, log2 of the parts of a unit]: see :attr:`.plan.Plan.cut`."""
-    end = start + items * PLAN.chunks
-    whole, shift = end, Int32(0)
-    if cutlass.const_expr(PLAN.cut):
-        odd = end % PLAN.blocks
-        odd = odd if odd <= end - start else Int32(0)
-        for parts in cutlass.range_constexpr(1, PLAN.halvings + 1):
-            shift += Int32(1) if odd << parts <= PLAN.blocks else Int32(0)
-        whole = end - odd
-        end = whole + (odd << shift)
-    return [end, whole, shift]
-
-
-@cute.jit
-def second_of(unit: Int32, ends: list, PLAN: cutlass.Constexpr):
-    """Which routed second product a number means: several are parts of one at the end."""
-    if cutlass.const_expr(PLAN.cut):
-        return cutlass.min(unit, ends[4]) - ends[2] + (cutlass.max(unit - ends[4], 0) >> ends[5])
-    return unit - ends[2]
-
-
-@cute.jit
-def takes_part(unit: Int32, ends: list, warp: Int32, PLAN: cutlass.Constexpr):
-    """Whether a second product's number is the warp's too: warps share out the parts of a unit, in blocks that are neighbours."""
-    if cutlass.const_expr(PLAN.cut):
-        part = cutlass.max(unit - ends[4], 0) & ((Int32(1) << ends[5]) - 1)
-        return (unit < ends[4]) | ((warp << ends[5]) // PLAN.warps == part)
-    return True
-
-
-@cute.jit
 def weights_of(
     unit: Int32, ends: list, table: cute.Tensor, bases: list, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
 ):
     """Where a lane's weights of a unit lie: [words, scales, steps to ask for ahead, the same for scales]; no steps after the last unit.
 
-    ``ends``: of the units of shared first, routed first, shared second, routed second products, then :func:`cut_of`'s.
+    ``ends``: of the units of shared first, routed first, shared second, routed second products.
     """
     block, words, scales = Int64(0), bases[0], bases[1]
     steps, scaled = Int32(0), Int32(0)
@@ -87,13 +55,10 @@ def weights_of(
     elif unit < ends[2]:
         block, words, steps = PLAN.shared_second_block(Int64(unit - ends[1]), warp), bases[5], Int32(PLAN.shared_depth2)
     elif unit < ends[3]:
-        number = second_of(unit, ends, PLAN)
-        item = number // PLAN.chunks
+        item = (unit - ends[2]) // PLAN.chunks
         expert, _, _ = item_of(table, item, warp, PLAN)
-        block = PLAN.second_block(Int64(expert), number - item * PLAN.chunks, warp)
+        block = PLAN.second_block(Int64(expert), unit - ends[2] - item * PLAN.chunks, warp)
         words, scales, steps = bases[2], bases[3], Int32(PLAN.depth2)
-        if cutlass.const_expr(PLAN.cut):
-            steps = steps if takes_part(unit, ends, warp, PLAN) else Int32(0)
         scaled = steps
     return [words + block * BLOCK_BYTES + lane * 16, scales + block * SCALE_BYTES + lane // 4 * 4, steps, scaled]
 

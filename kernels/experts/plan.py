@@ -111,34 +111,9 @@ class Plan:
     def stashed(self) -> bool:
         """Whether a block takes an item's hidden values once, into shared memory, for all its warps; else each warp for itself.
 
-        Warps that ask for them all, each, would keep the L2 from the weights: at eight rows of an expert for more bytes than it has weights.
-        Where a thread would have many packets, and beside a shared expert of more rows than 32, whose sums need the memory, each asks.
+        A single row has few, and warps that wait for them all at once would keep the L2 from the weights.
         """
-        return not self.hidden_rounding and self.stashed_each <= 3 and not (self.wide and self.rows > 32)
-
-    @property
-    def stashed_rows(self) -> int:
-        """Rows of an item that are stashed, at most."""
-        return min(self.rows, TOKENS)
-
-    @property
-    def stashed_each(self) -> int:
-        """Packets of an item's hidden values a thread, at most."""
-        return -(-self.stashed_rows * self.hidden_packets // self.threads)
-
-    @property
-    def cut(self) -> bool:
-        """Whether the last second products are cut into parts, of some warps each, where all blocks then have one part at most.
-
-        Units number what experts and chance make of them, so that some blocks of a round have one more than the others: the last round's
-        are a half or a quarter where that gives no block a second one. What comes before them lies as it did.
-        """
-        return self.stashed and not self.single and not self.reserved
-
-    @property
-    def halvings(self) -> int:
-        """Times a unit may be cut in two."""
-        return min(2, self.warps.bit_length() - 1)
+        return self.single and not self.hidden_rounding
 
     @property
     def batch(self) -> int:
@@ -148,7 +123,7 @@ class Plan:
     @property
     def summed(self) -> int:
         """Experts' outputs that a lane of the weighted sum asks for in one round."""
-        return self.top_k if self.rows <= TOKENS and self.top_k <= 16 else 8
+        return self.top_k if self.single and self.top_k <= 16 else 8
 
     @property
     def hole(self) -> int:
@@ -271,23 +246,19 @@ class Plan:
 
     @property
     def table_words(self) -> int:
-        """Of all of it, then what is stashed of two items."""
-        return self.stash_at + (2 * self.stashed_rows * self.stash_stride if self.stashed else 0)
+        """Of all of it; of a single row the experts of its slots, once a warp, then what is stashed of two items."""
+        if self.single:
+            return self.stash_at + (4 * self.hidden_packets if self.stashed else 0)
+        return self.scan_at + self.warps
 
     @property
     def stash_at(self) -> int:
-        """Hidden values, two words a packet, 16 bytes a lane's share of a group; of a single row behind the experts of its slots, once a warp."""
-        before = self.warps * self.top_k if self.single else self.scan_at + self.warps
-        return -(-before // 4) * 4
+        """Hidden values, two words a packet, 16 bytes a lane's share of a group."""
+        return -(-self.warps * self.top_k // 4) * 4
 
-    @property
-    def stash_stride(self) -> int:
-        """Words from row to row: half the banks apart, so that eight lanes of a load meet none twice."""
-        return (self.hidden_packets // 8 | 1) * 16
-
-    def stashed_at(self, parity: Any, row: Any, packet: Any) -> Any:
-        """First word of a packet of a row's hidden values in the table."""
-        return self.stash_at + (parity * self.stashed_rows + row) * self.stash_stride + packet * 2
+    def stashed_at(self, parity: Any, packet: Any) -> Any:
+        """First word of a packet of hidden values in the table."""
+        return self.stash_at + (parity * self.hidden_packets + packet) * 2
 
     @property
     def parts(self) -> int:

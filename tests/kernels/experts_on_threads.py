@@ -24,10 +24,7 @@ SOURCES = [
     HERE / "cute_numbers.py",
     HERE / "cute_streaming.py",
     HERE / "cute_waits.py",
-    *(
-        HERE / "experts" / f"cute_{name}.py"
-        for name in ("parts", "mxfp8", "ring", "group", "shared", "second", "experts")
-    ),
+    *(HERE / "experts" / f"cute_{name}.py" for name in ("parts", "mxfp8", "ring", "group", "shared", "experts")),
 ]
 SPACE = 1 << 40
 """Bytes between the tensors of the one address space."""

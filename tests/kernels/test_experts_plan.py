@@ -10,8 +10,6 @@ from k3lab.kernels.experts.cute_engine import buffers, plan_of
 from k3lab.kernels.experts.plan import PART, Plan
 from k3lab.kernels.gpu_cards import gpu_card
 
-from .experts_on_threads import Machine, Memory
-
 FAMILY = family("experts")
 ENGINE = FAMILY.engine("cute")
 
@@ -103,62 +101,6 @@ def test_one_row_and_a_shared_expert_are_nearly_even_shares(sms: int, most: floa
     assert made.hole == made.shared_first == 96
     loads = [sum(sizes[kind] for kind, _ in units) for units in units_of(made)]
     assert max(loads) <= most * sum(loads) / made.blocks
-
-
-def dealt(made: Plan, items: int) -> tuple[list[list[tuple[int, int, bool]]], int]:
-    """(each block's second products as (number among them, warps of it, whether a part), numbers of all units), by the kernel's functions."""
-    space = Machine(dataclasses.replace(made, blocks=1), Memory(), 1).space
-    space["cutlass"].max, space["cutlass"].min = max, min
-    start = made.shared_first + items * made.tiles + made.shared_second
-    ends = [0, 0, start, *space["cut_of"](start, items, made)]
-    found: list[list[tuple[int, int, bool]]] = [[] for _ in range(made.blocks)]
-    for unit in range(start, ends[3]):
-        warps = sum(1 << warp for warp in range(made.warps) if space["takes_part"](unit, ends, warp, made))
-        found[unit % made.blocks].append((space["second_of"](unit, ends, made), warps, unit >= ends[4]))
-    return found, ends[4]
-
-
-@pytest.mark.parametrize("items", [1, 2, 16, 17, 111, *range(115, 128), 614])
-def test_the_last_second_products_are_cut_so_that_no_block_has_two_parts(items: int) -> None:
-    """Every warp's task of every unit once; parts come last, in units that would give some blocks one more than others have."""
-    for made in (plan(8, kind="routed"), plan(8), plan(8, kind="routed", warps=8, tasks=2, per_sm=2, x_depth=2)):
-        blocks, whole = dealt(made, items)
-        taken = [
-            (number, warp)
-            for units in blocks
-            for number, warps, _ in units
-            for warp in range(made.warps)
-            if warps >> warp & 1
-        ]
-        assert sorted(taken) == [(number, warp) for number in range(items * made.chunks) for warp in range(made.warps)]
-        parts = [units[-1] for units in blocks if units and units[-1][2]]
-        assert not any(part for units in blocks for _, _, part in units[:-1])
-        left = (made.shared_first + items * made.tiles + made.shared_second + items * made.chunks) % made.blocks
-        if left <= items * made.chunks:
-            assert whole % made.blocks == 0 and sum(warps.bit_count() for _, warps, _ in parts) == left * made.warps
-            assert len({warps.bit_count() for _, warps, _ in parts}) <= 1
-            assert len(parts) == left * (4 if 4 * left <= made.blocks else 2 if 2 * left <= made.blocks else 1)
-
-
-def test_blocks_for_the_shared_expert_alone_and_quantised_hidden_values_leave_units_whole() -> None:
-    assert plan(8).cut and plan(64, kind="routed").cut
-    assert not (plan(8, reserved=16).cut or plan(8, kind="mxfp8_ceil").cut or plan(1).cut)
-
-
-def test_hidden_values_of_an_item_meet_no_bank_twice() -> None:
-    """Eight lanes of a load of 16 bytes at once: two rows of four."""
-    for tp in (4, 8, 16):
-        made = plan(8, tp, "routed")
-        assert made.stashed and made.stash_at % 4 == made.stash_stride % 4 == 0
-        for first in (0, 2, 6):
-            words = [
-                made.stashed_at(1, first + lane // 4, made.hidden_at(0, 3, lane % 4, 0)) + i
-                for lane in range(8)
-                for i in range(4)
-            ]
-            assert len({word % 32 for word in words}) == 32
-        assert made.stashed_at(1, 7, made.hidden_packets - 1) + 1 < made.table_words
-        assert made.stashed_at(1, 0, 0) > made.stashed_at(0, 7, made.hidden_packets - 1) + 1
 
 
 def asked_ahead(made: Plan) -> list[tuple[int, int]]:
