@@ -16,6 +16,7 @@ from typing import Any
 from ..kernels.errors import InputError
 from .kernel_page import filled
 from .output import write_file
+from .words import counted
 
 RESULT, PAGE = Path("results/h200/decode_bars.json"), Path("docs/decode.md")
 NONE = "Nothing is recorded yet: the bars have not been measured as a whole."
@@ -42,7 +43,9 @@ def section(data: Mapping[str, Any] | None, link: str) -> str:
     if data is None:
         return NONE
     shared = ", each context over all ranks (DCP)" if any(row.get("dcp", 1) > 1 for row in data["rows"]) else ""
-    lines = [f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone{shared} ([record]({link})).", ""]
+    commit = data.get("environment", {}).get("commit")
+    at = f", commit {commit}" if commit else ""
+    lines = [f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone{shared}{at} ([record]({link})).", ""]
     lines += ["| bar | measured | to close | aim | |", "| --- | ---: | ---: | ---: | --- |"]
     lines += [
         f"| {one['what']} | {one['got']:.1f} {one['unit']} | {one['close']:g} | {one['aim']:g} | {one['verdict']} |"
@@ -54,7 +57,7 @@ def section(data: Mapping[str, Any] | None, link: str) -> str:
             beside = auto["layers"][kind]
             lines += [
                 "",
-                f"{kind.upper()} + MoE layer, {row['rows']} rows: {layer['us']:.1f} us (floor {layer['floor_us']:.1f});"
+                f"{kind.upper()} + MoE layer, {counted(row['rows'], 'row')}: {layer['us']:.1f} us (floor {layer['floor_us']:.1f});"
                 f" `auto` {beside['us']:.1f} us in {beside['launches']:.1f} launches, {beside['share_of_floor']:.0%} of its floor."
                 f" Kernel by kernel, profiled ({layer.get('traced_us', 0):.1f} us in all):",
                 "", "| family | launches | us | its bytes' floor | above it |", "| --- | ---: | ---: | ---: | ---: |",
