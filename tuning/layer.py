@@ -233,15 +233,21 @@ def tune_layer(request: LayerRequest, say: Callable[[str], None] | None = None) 
         done: list[dict[str, Any]] = []
         known: list[Winner] = []
         gained = 0.0
-        for item in items:
-            if stop.asked:
-                break
-            say(
-                f"{item.family.name} {item.problem.label}: {item.gain_us:.2f} us a layer to gain, {gained / total if total else 1:.0%} of all seen to"
-            )
-            state = _shared(request, item, stop, say) if request.shared else _local(request, item, stop, known, say)
-            done.append(state)
-            gained += item.gain_us if state["state"] == "done" else 0.0
+        with Workers(
+            request.limits, measured=request.objective == "measured", evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
+        ) as workers:  # fmt: skip
+            for item in items:
+                if stop.asked:
+                    break
+                say(
+                    f"{item.family.name} {item.problem.label}: {item.gain_us:.2f} us a layer to gain, {gained / total if total else 1:.0%} of all seen to"
+                )
+                if request.shared:
+                    state = _shared(request, item, stop, workers, say)
+                else:
+                    state = _local(request, item, stop, workers, known, say)
+                done.append(state)
+                gained += item.gain_us if state["state"] == "done" else 0.0
     ended = "done" if len(done) == len(items) and all(one["state"] != "begun" for one in done) else stop.word
     states = [*done, *({"state": "waiting"} for _ in items[len(done) :])]
     return {
@@ -252,10 +258,10 @@ def tune_layer(request: LayerRequest, say: Callable[[str], None] | None = None) 
 
 
 def _local(
-    request: LayerRequest, item: Item, stop: Stop, known: list[Winner], say: Callable[[str], None]
+    request: LayerRequest, item: Item, stop: Stop, workers: Workers, known: list[Winner], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """All engines of a problem in files of this machine, compared with each other."""
-    table = tune_table(request.table(item, known), say, stop=stop)
+    table = tune_table(request.table(item, known), say, stop=stop, workers=workers)
     known += [Winner(row.problem, row.engine, row.config) for row in table.rows]
     if table.rows:
         row = table.rows[0]
@@ -263,27 +269,26 @@ def _local(
     return {"state": "begun" if stop.asked else "missing", "why": "; ".join([*table.missing, *table.skipped])}
 
 
-def _shared(request: LayerRequest, item: Item, stop: Stop, say: Callable[[str], None]) -> dict[str, Any]:
+def _shared(
+    request: LayerRequest, item: Item, stop: Stop, workers: Workers, say: Callable[[str], None]
+) -> dict[str, Any]:
     """This worker's part in the studies of a problem's engines."""
     from .progress import Lines
     from .shared_tune import tune_shared
 
     assert request.shared is not None
     best: list[tuple[float, str]] = []
-    measured = request.objective == "measured"
-    with Workers(
-        request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
-    ) as workers:
-        for engine in item.engines:
-            if stop.asked:
-                return {"state": "begun"}
-            ask = request.table(item, ()).request(item.problem, engine, request.trials)
-            result = tune_shared(ask, request.shared, Lines(), stop=stop, workers=workers)
-            if result.ended not in ("trials", "exhausted"):
-                return {"state": "begun"}
-            if result.choice is not None:
-                best.append((result.choice.value_us, engine.name))
-                say(f"{item.problem.label} {engine.name}: {result.choice.value_us:.2f} us ({request.objective})")
+    workers.forget()
+    for engine in item.engines:
+        if stop.asked:
+            return {"state": "begun"}
+        ask = request.table(item, ()).request(item.problem, engine, request.trials)
+        result = tune_shared(ask, request.shared, Lines(), stop=stop, workers=workers)
+        if result.ended not in ("trials", "exhausted"):
+            return {"state": "begun"}
+        if result.choice is not None:
+            best.append((result.choice.value_us, engine.name))
+            say(f"{item.problem.label} {engine.name}: {result.choice.value_us:.2f} us ({request.objective})")
     if not best:
         return {"state": "missing", "why": "no config of any engine ended ok"}
     return {

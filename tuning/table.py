@@ -282,10 +282,13 @@ class _Run:
         return row
 
 
-def tune_table(request: TableRequest, say: Say | None = None, *, stop: Stop | None = None) -> TableResult:
+def tune_table(
+    request: TableRequest, say: Say | None = None, *, stop: Stop | None = None, workers: Workers | None = None
+) -> TableResult:
     """Run or resume all studies of a table; what is there already is not done again.
 
-    SIGINT, SIGTERM and the budget end it after the running trial; of a run over several tables its ``stop`` does.
+    SIGINT, SIGTERM and the budget end it after the running trial. A run over several tables has a ``stop`` and ``workers`` of
+    its own, which serve them all: to start them takes longer than a small table.
 
     Raises:
         InputError: an empty or wrong request, a study that is damaged or of another kernel, no worker.
@@ -306,13 +309,16 @@ def tune_table(request: TableRequest, say: Say | None = None, *, stop: Stop | No
         stop = Stop(request.budget_s)
         listening = stop.listening()
     rows = []
-    with (
-        Workers(
+    serving: contextlib.AbstractContextManager[Workers]
+    if workers is None:
+        serving = Workers(
             request.limits, measured=measured, evaluator=request.evaluator, jobs=request.jobs, gpus=request.gpus
-        ) as workers,
-        listening,
-    ):
-        run = _Run(request, workers, stop, say or (lambda text: None))
+        )
+    else:
+        workers.forget()  # what an earlier table asked for ahead and did not come to
+        serving = contextlib.nullcontext(workers)
+    with serving as mine, listening:
+        run = _Run(request, mine, stop, say or (lambda text: None))
         cells = in_order(request.problems)
         counts = [request.trials if anchor else request.later_trials or request.trials for _, anchor in cells]
         queue = [(problem, engine, count) for (problem, _), count in zip(cells, counts, strict=True) for engine in request.engines]  # fmt: skip

@@ -13,6 +13,7 @@ from k3lab.cli.layer import duration
 from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import layer as module
+from k3lab.tuning import table as table_module
 from k3lab.tuning.layer import LayerRequest, queue, share_of, tune_layer
 from k3lab.tuning.outcome import Outcome, Status, failure
 from k3lab.tuning.shared_storage import Rhythm
@@ -98,6 +99,22 @@ def test_engines_compete_for_each_problem_and_nothing_is_done_twice(
     again = tune_layer(request(tmp_path))
     assert again["queue"] == done["queue"]
     assert log.read_text().count("predict") == 2  # the queue's own
+
+
+def test_one_set_of_workers_serves_all_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start a worker that measures takes longer than a small table."""
+    begun: list[bool] = []
+    real = module.Workers
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        begun.append(options["measured"])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "Workers", counted)
+    monkeypatch.setattr(table_module, "Workers", None)  # a table of its own would start others
+    data = tune_layer(request(tmp_path))
+    assert data["ended"] == "done" and len(data["queue"]) == 2
+    assert len(begun) == 2  # those that predict the queue, and those that serve it
 
 
 def test_the_time_ends_it_and_the_same_command_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
