@@ -84,7 +84,7 @@ def begun(page: Page) -> str:
 {told if (page.root / notes).is_file() else ""}The figures of this page are made from its record by `python -m k3lab.cli.kernel_page {page.family}`.
 
 {place["record"]}
-![Microseconds against rows for four shapes: every engine, {page.bars["beside"]}, the byte floor and the bars]({page.figure.name})
+![Microseconds against rows, an axis a shape: every engine, {page.bars["beside"]}, the byte floor and the bars]({page.figure.name})
 
 ## Bars
 

@@ -1,8 +1,9 @@
 """A kernel's page as data: the table of results it tells, the bars it is held to, and each section's text.
 
 The table is ``results/<gpu>/<family>_table.json`` (:mod:`k3lab.tuning.table_rows`); the bars are
-``kernels/<family>/bars.json``: most microseconds by the field that
-tells shapes apart (``shape``) and range of rows, and the least mean over the alternative.
+``kernels/<family>/bars.json``: most microseconds of the problems that have the named fields and range of rows. ``shape`` is
+the field that tells shapes apart where ``tp`` and ``kind`` are not to be told; ``mean``, the least over the alternative by
+``shape``, and ``aims`` are optional.
 """
 
 from __future__ import annotations
@@ -52,27 +53,49 @@ def load_bars(family: str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def of_shape(bars: Mapping[str, Any], row: Row, value: int) -> bool:
-    """Whether a row's problem is one of the bars' (``only``) and has that value of the field that tells shapes apart."""
-    wanted = {**bars.get("only", {}), bars["shape"]: value}
-    return all(row["problem"][name] == one for name, one in wanted.items())
+def fields(bars: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a problem that a bar or an aim names, with those that all bars share (``only``)."""
+    return {
+        **bars.get("only", {}),
+        **{name: value for name, value in entry.items() if name not in ("rows", "us", "share")},
+    }
 
 
-def at(table: Mapping[str, Any], bars: Mapping[str, Any], value: int, rows: tuple[int, int]) -> list[Row]:
-    """Rows of the table of that shape and with token rows in the range, both ends included, ascending."""
-    found = [
-        row for row in table["rows"] if of_shape(bars, row, value) and rows[0] <= row["problem"]["rows"] <= rows[1]
-    ]
+def has(row: Row, named: Mapping[str, Any]) -> bool:
+    """Whether a row's problem has these values."""
+    return all(row["problem"][name] == value for name, value in named.items())
+
+
+def at(table: Mapping[str, Any], named: Mapping[str, Any], rows: tuple[int, int]) -> list[Row]:
+    """Rows of the table with these values and with token rows in the range, both ends included, ascending."""
+    found = [row for row in table["rows"] if has(row, named) and rows[0] <= row["problem"]["rows"] <= rows[1]]
     return sorted(found, key=lambda row: row["problem"]["rows"])
+
+
+def label(problem: Mapping[str, Any]) -> str:
+    """TP size and kind in words: ``TP16, KDA``, or ``TP16`` where a family has no kinds."""
+    kind = problem.get("kind", "")
+    return f"TP{problem['tp']}{', ' if kind else ''}{kind.upper() if kind in ('kda', 'mla') else kind}"
+
+
+def lettered(bars: Mapping[str, Any]) -> bool:
+    """Whether a field beside ``tp`` and ``kind`` tells shapes apart, by its ``letter``."""
+    return bars.get("shape", "tp") != "tp"
+
+
+def _place(bars: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    return str(entry[bars["shape"]]) if lettered(bars) else label(fields(bars, entry))
+
+
+def _head(bars: Mapping[str, Any]) -> str:
+    return bars["letter"] if lettered(bars) else "problem"
 
 
 def bar_of(bars: Mapping[str, Any], row: Row) -> float | None:
     """Most microseconds of a row's problem, by every field that a bar names; None where there is no bar."""
-    problem = row["problem"]
     for bar in bars["bars"]:
-        named = {**bars.get("only", {}), **{name: value for name, value in bar.items() if name not in ("rows", "us")}}
         first, last = bar["rows"]
-        if first <= problem["rows"] <= last and all(problem[name] == value for name, value in named.items()):
+        if first <= row["problem"]["rows"] <= last and has(row, fields(bars, bar)):
             return float(bar["us"])
     return None
 
@@ -115,6 +138,9 @@ def record_section(table: Mapping[str, Any], link: str) -> list[str]:
             f"Isolated: a CUDA graph of at least {policy['calls']} calls without programmatic edges, weights cold (copies over "
             f"{policy['rotate_bytes'] / 1e6:.0f} MB in turn), all engines and the alternative in turn in one process."
         )  # fmt: skip
+        warm = sum(any("cold figure" in note for note in row.get("notes", ())) for row in table["rows"])
+        if warm:
+            lines.append(f"Memory held fewer copies for {warm} of them: their cold figures may be hot ones (the record's notes).")  # fmt: skip
     return lines + [f"Missing: {line}" for line in table["missing"]]
 
 
@@ -123,27 +149,30 @@ def bars_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]
     body = []
     for bar in bars["bars"]:
         first, last = bar["rows"]
-        found = at(table, bars, bar[bars["shape"]], (first, last))
+        found = at(table, fields(bars, bar), (first, last))
         if not found:
-            body.append([str(bar[bars["shape"]]), f"{first}-{last}", f"{bar['us']:.1f}", "-", "not measured"])
+            body.append([_place(bars, bar), f"{first}-{last}", f"{bar['us']:.1f}", "-", "not measured"])
             continue
         slowest = max(found, key=lambda row: row["us"])
         over = slowest["us"] - bar["us"]
+        held = "held" if len(found) > 1 or first == last else "held at the only row count measured"
         body.append([
-            str(bar[bars["shape"]]), f"{first}-{last}", f"{bar['us']:.1f}",
-            f"{slowest['us']:.2f} at {counted(slowest['problem']['rows'])}", "held" if over <= 0 else f"**missed** by {over:.3f} us",
+            _place(bars, bar), f"{first}-{last}", f"{bar['us']:.1f}",
+            f"{slowest['us']:.2f} at {counted(slowest['problem']['rows'])}", held if over <= 0 else f"**missed** by {over:.3f} us",
         ])  # fmt: skip
-    return _lines((bars["letter"], "rows", "at most, us", "slowest, us", ""), body)
+    return _lines((_head(bars), "rows", "at most, us", "slowest, us", ""), body)
 
 
 def mean_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
     """The geometric mean over the alternative, and the shape that gains least."""
+    if "mean" not in bars:
+        return [f"No mean over {bars['beside']} is asked for."]
     asked, name = bars["mean"], bars["beside"]
     wanted = [(value, rows) for value in asked[bars["shape"]] for rows in asked["rows"]]
     found = [
         (*place, value)
         for place in wanted
-        for row in at(table, bars, place[0], (place[1],) * 2)
+        for row in at(table, fields(bars, {bars["shape"]: place[0]}), (place[1],) * 2)
         if (value := ratio(row))
     ]
     if len(found) < len(wanted):
@@ -164,34 +193,61 @@ def _held(yes: bool) -> str:
 
 
 def aims_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
-    """What lies beyond the bars: shares of the read ceiling, and microseconds hidden in a chain."""
-    aims, body = bars["aims"], []
+    """What lies beyond the bars: shares of the read ceiling, microseconds hidden in a chain, and times of single problems."""
+    aims = bars.get("aims", {})
+    parts = []
+    if aims.get("share_of_ceiling"):
+        parts.append(_shares(table, bars, aims))
+    elif "hidden_us" in aims:
+        hidden = [row["hidden_us"] for row in table["rows"] if bar_of(bars, row) and row["hidden_us"] is not None]
+        reached = sum(us >= aims["hidden_us"] for us in hidden)
+        spread = f": {min(hidden):.2f} to {max(hidden):.2f} us" if hidden else ""
+        parts.append([f"{reached} of {len(hidden)} problems with a bar, timed in a chain, hide {aims['hidden_us']:g} us there{spread}."])  # fmt: skip
+    if "us" in aims:
+        parts.append(_times(table, bars, aims["us"]))
+    others = [f"{name} {value}" for name, value in aims.items() if name not in ("share_of_ceiling", "hidden_us", "us")]
+    if others:
+        parts.append([f"Aims that this table does not tell: {', '.join(others)}."])
+    return [line for part in parts for line in ("", *part)][1:] or ["No aim beyond the bars is set."]
+
+
+def _times(table: Mapping[str, Any], bars: Mapping[str, Any], aims: Sequence[Mapping[str, Any]]) -> list[str]:
+    body = []
+    for aim in aims:
+        us = next((row["us"] for row in at(table, fields(bars, aim), (aim["rows"],) * 2)), None)
+        word = "not measured" if us is None else "reached" if us <= aim["us"] else f"{us - aim['us']:.3f} us above"
+        body.append([_place(bars, aim), str(aim["rows"]), f"{aim['us']:.1f}", _number(us), word])
+    return _lines((_head(bars), "rows", "aim, us", "us", ""), body)
+
+
+def _shares(table: Mapping[str, Any], bars: Mapping[str, Any], aims: Mapping[str, Any]) -> list[str]:
+    body = []
     for aim in aims["share_of_ceiling"]:
-        found = at(table, bars, aim[bars["shape"]], (1, 64))
+        found = at(table, fields(bars, aim), (1, 64))
         if not found:
             continue
         shares = [(row["floor_us"] / row["us"], row["problem"]["rows"]) for row in found]
         hidden = [(row["hidden_us"], row["problem"]["rows"]) for row in found if row["hidden_us"] is not None]
         body.append([
-            str(aim[bars["shape"]]), f"{aim['share']:.0%}", f"{sum(share >= aim['share'] for share, _ in shares)} of {len(shares)}",
+            _place(bars, aim), f"{aim['share']:.0%}", f"{sum(share >= aim['share'] for share, _ in shares)} of {len(shares)}",
             *(f"{share:.1%} at {counted(rows)}" for share, rows in (min(shares), max(shares))),
             f"{sum(us >= aims['hidden_us'] for us, _ in hidden)} of {len(hidden)}",
             f"{min(hidden)[0]:.2f} to {max(hidden)[0]:.2f}" if hidden else "-",
         ])  # fmt: skip
-    head = (bars["letter"], "share of the read ceiling", "row counts that reach it", "least", "most",
+    head = (_head(bars), "share of the read ceiling", "row counts that reach it", "least", "most",
             f"row counts that hide {aims['hidden_us']:g} us in a chain", "hidden, us")  # fmt: skip
     return _lines(head, body)
 
 
 def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[str]:
     """One table a shape: the winner of each row count beside its floor and the alternative."""
-    shapes: dict[tuple[int, str, int], list[Row]] = {}
+    shapes: dict[tuple[int, str], list[Row]] = {}
     for row in table["rows"]:
         problem = row["problem"]
-        shapes.setdefault((problem["tp"], problem["kind"], problem[bars["shape"]]), []).append(row)
+        shapes.setdefault((problem["tp"], problem.get("kind", "")), []).append(row)
     head = ("rows", "engine", "us", "floor, us", "share of ceiling", f"{bars['beside']}, us", "ratio", "in a chain, us", "hidden, us")  # fmt: skip
     lines: list[str] = []
-    for (tp, kind, value), rows in sorted(shapes.items()):
+    for _, rows in sorted(shapes.items()):
         body = [
             [
                 str(row["problem"]["rows"]), f"`{row['engine']}`", f"{row['us']:.2f}", f"{row['floor_us']:.2f}", f"{row['floor_us'] / row['us']:.1%}",
@@ -199,13 +255,9 @@ def tables_section(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[st
             ]
             for row in sorted(rows, key=lambda one: one["problem"]["rows"])
         ]  # fmt: skip
-        title = f"### TP{tp}, {kind.upper()}"
-        lines += [
-            title if bars["shape"] == "tp" else f"{title}: {bars['letter']} = {value}",
-            "",
-            *_lines(head, body),
-            "",
-        ]
+        problem = rows[0]["problem"]
+        value = f": {bars['letter']} = {problem[bars['shape']]}" if lettered(bars) else ""
+        lines += [f"### {label(problem)}{value}", "", *_lines(head, body), ""]
     return lines[:-1]
 
 
@@ -218,7 +270,7 @@ def invariant_section(table: Mapping[str, Any], held: Mapping[str, Any] | None, 
     for row in held["rows"]:
         problem, other = row["problem"], free.get(json.dumps(row["problem"], sort_keys=True))
         body.append([
-            f"TP{problem['tp']}, {problem['kind'].upper()}, {counted(problem['rows'])}", f"`{row['engine']}`", f"{row['us']:.2f}",
+            f"{label(problem)}, {counted(problem['rows'])}", f"`{row['engine']}`", f"{row['us']:.2f}",
             f"`{other['engine']}` {other['us']:.2f}" if other else "-", f"{row['us'] / other['us'] - 1:+.1%}" if other else "-",
         ])  # fmt: skip
     return _lines(("problem", "engine", "us", "winner of any order, us", "cost"), body)

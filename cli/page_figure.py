@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .page_data import at, beside
+from .page_data import at, beside, fields, has, label, lettered
 
 GREY = "#8b8f98"
 RED = "#d9463d"
@@ -32,24 +33,32 @@ STYLE: dict[str, Any] = {
 }
 
 
+def shapes(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Fields of the shapes to show: those of the mean, or the four with most rows in the table."""
+    if "mean" in bars:
+        return [{bars["shape"]: value} for value in bars["mean"][bars["shape"]]]
+    names = ("tp", "kind")
+    counts = Counter(tuple((name, row["problem"][name]) for name in names if name in row["problem"]) for row in table["rows"])  # fmt: skip
+    return [dict(shape) for shape, _ in counts.most_common(4)]
+
+
 def plotted(table: Mapping[str, Any], bars: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each axis shows: its shape, lines of (rows, us) by name, and the bars' steps; shapes without a row are left out."""
     axes = []
-    shape = bars["shape"]
-    for value in bars["mean"][shape]:
-        rows = at(table, bars, value, (1, 64))
+    for shape in shapes(table, bars):
+        rows = at(table, fields(bars, shape), (1, 64))
         if not rows:
             continue
         engines = sorted({name for row in rows for name in row["engines"]})
         axes.append({
-            shape: value,
-            "shape": f"TP{rows[0]['problem']['tp']} {rows[0]['problem']['kind'].upper()}",
+            **shape,
+            "shape": label(rows[0]["problem"]).replace(",", ""),
             "engines": {
                 name: [(row["problem"]["rows"], row["engines"][name]) for row in rows if name in row["engines"]] for name in engines
             },
             "beside": [(row["problem"]["rows"], other) for row in rows if (other := beside(row)) is not None],
             "floor": [(row["problem"]["rows"], row["floor_us"]) for row in rows],
-            "bars": [(*bar["rows"], bar["us"]) for bar in bars["bars"] if bar[shape] == value],
+            "bars": [(*bar["rows"], bar["us"]) for bar in bars["bars"] if has(rows[0], fields(bars, bar))],
         })  # fmt: skip
     return axes
 
@@ -80,13 +89,14 @@ def draw(table: Mapping[str, Any], bars: Mapping[str, Any]) -> str:
         matplotlib.rcdefaults()  # whatever the user's own settings are
         settings: Any = matplotlib.rcParams
         settings.update(STYLE)
-        figure = Figure(figsize=(9.2, 6.8), layout="constrained")
-        grid = figure.subplots(2, 2, squeeze=False)
+        down, across = (len(axes) + 1) // 2, min(len(axes), 2)
+        figure = Figure(figsize=(9.2, 3.4 * down), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False)
         for place, axis in enumerate(grid.flat):
             if place < len(axes):
                 _axis(axis, axes[place], names, bars["beside"])
                 title = axes[place]["shape"]
-                if bars["shape"] != "tp":
+                if lettered(bars):
                     title = f"{bars['letter']} = {axes[place][bars['shape']]} ({title})"
                 axis.set_title(title, fontsize=9)
             else:
@@ -103,18 +113,39 @@ def draw(table: Mapping[str, Any], bars: Mapping[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def _line(points: Sequence[tuple[float, float]], style: str, mark: str | None) -> dict[str, Any]:
+    """Points stand alone, each marked, where there are one or two: a line would tell of rows between them."""
+    return {"linestyle": style, "marker": mark} if len(points) > 2 else {"linestyle": "none", "marker": mark or "_"}
+
+
+def _runs(bars: Sequence[tuple[int, int, float]]) -> list[list[tuple[int, int, float]]]:
+    """Bars whose rows follow one another, together: no line where no bar is."""
+    runs: list[list[tuple[int, int, float]]] = []
+    for bar in bars:
+        if runs and runs[-1][-1][1] + 1 == bar[0]:
+            runs[-1].append(bar)
+        else:
+            runs.append([bar])
+    return runs
+
+
 def _axis(axis: Any, data: Mapping[str, Any], names: list[str], other: str) -> None:
     from matplotlib.ticker import NullLocator
 
     for name, points in data["engines"].items():
         place = names.index(name)
-        axis.plot(*zip(*points, strict=True), color=COLOURS[place % 5], marker=MARKERS[place % 5], markersize=3.5, linewidth=1.4, label=name)  # fmt: skip
+        axis.plot(*zip(*points, strict=True), color=COLOURS[place % 5], markersize=3.5, linewidth=1.4, label=name, **_line(points, "-", MARKERS[place % 5]))  # fmt: skip
     if data["beside"]:
-        axis.plot(*zip(*data["beside"], strict=True), color=GREY, linestyle="--", marker="x", markersize=4, linewidth=1.2, label=other)  # fmt: skip
-    axis.plot(*zip(*data["floor"], strict=True), color=GREY, linestyle=":", linewidth=1.6, label="bytes at the read ceiling")  # fmt: skip
-    if data["bars"]:
-        steps = [(first, us) for first, _, us in data["bars"]] + [(data["bars"][-1][1], data["bars"][-1][2])]
-        axis.plot(*zip(*steps, strict=True), color=RED, drawstyle="steps-post", linewidth=1.6, alpha=0.8, label="bar")
+        axis.plot(*zip(*data["beside"], strict=True), color=GREY, markersize=4, linewidth=1.2, label=other, **_line(data["beside"], "--", "x"))  # fmt: skip
+    axis.plot(*zip(*data["floor"], strict=True), color=GREY, linewidth=1.6, label="bytes at the read ceiling", **_line(data["floor"], ":", None))  # fmt: skip
+    for run in _runs(data["bars"]):
+        steps = [(first, us) for first, _, us in run] + [run[-1][1:]]
+        mark = "_" if run[0][0] == run[-1][1] else None
+        axis.plot(*zip(*steps, strict=True), color=RED, drawstyle="steps-post", linewidth=1.6, alpha=0.8, label="bar", marker=mark)  # fmt: skip
+    times = [us for points in (*data["engines"].values(), data["beside"], data["floor"]) for _, us in points]
+    if 0 < 10 * min(times) < max(times):  # on a linear axis all but the slowest would lie on the ground
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
     ticks = [1, 2, 4, 8, 16, 32, 64]
     axis.set_xscale("log", base=2)
     axis.set_xticks(ticks, [str(tick) for tick in ticks])

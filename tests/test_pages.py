@@ -183,7 +183,10 @@ def test_a_number_in_a_readme_table_names_its_result() -> None:
 
 
 def test_the_page_of_a_kernel_says_what_its_table_says() -> None:
-    """Every committed table of a family with bars has a page, and each section and the figure are the table's."""
+    """Every committed table of a family with bars has a page in the navigation, and each section and the figure are the table's.
+
+    Families with a field that tells shapes apart, and those without.
+    """
     from k3lab.cli.kernel_page import differences, read_page, table_path
     from k3lab.cli.page_data import load_bars
 
@@ -192,7 +195,10 @@ def test_the_page_of_a_kernel_says_what_its_table_says() -> None:
     tables = [name for name in owners if (ROOT / table_path(name, load_bars(name))).is_file()]
     if not tables:
         pytest.skip(f"no table of {', '.join(owners)} is recorded yet")
+    assert {"shape" in load_bars(name) for name in tables} == {True, False}
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     for name in tables:
+        assert f"- {name}.md\n" in navigation
         found = differences(read_page(name, ROOT))
         assert not found, f"`python -m k3lab.cli.kernel_page {name}` renews it: {found}"
 

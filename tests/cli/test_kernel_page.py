@@ -265,13 +265,103 @@ def test_bars_of_another_family_tell_shapes_apart_by_tp() -> None:
     }  # fmt: skip
     other = {**row, "problem": {**row["problem"], "kind": "mla"}}
     table = {"rows": [row, other]}
-    assert "| 16 | 1-1 | 6.5 | 6.00 at 1 row | held |" in page_data.bars_section(table, bars)
+    assert "| TP16, KDA | 1-1 | 6.5 | 6.00 at 1 row | held |" in page_data.bars_section(table, bars)
     assert [line for line in page_data.tables_section(table, bars) if line.startswith("#")] == [
         "### TP16, KDA",
         "### TP16, MLA",
     ]
     (axis,) = page_figure.plotted(table, bars)
     assert (axis["tp"], axis["bars"]) == (16, [(1, 1, 6.5), (2, 8, 8.0)])
+
+
+def one_row(problem: dict[str, Any], us: float, floor: float = 3.0, **more: Any) -> dict[str, Any]:
+    """A table's row of one engine; PyTorch takes 30 us."""
+    return {
+        "problem": problem, "engine": "cute", "engines": {"cute": us}, "us": us, "floor_us": floor,
+        "alternatives": {"PyTorch": 30.0}, "chain_us": None, "hidden_us": None, **more,
+    }  # fmt: skip
+
+
+def test_a_family_whose_shapes_are_kind_and_tp_has_its_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [one_row({"kind": kind, "tp": tp, "rows": count}, us)
+            for kind, tp, count, us in (
+                ("uniform", 8, 1, 6.5), ("uniform", 16, 1, 5.3), ("uniform", 16, 4, 6.2), ("uniform", 16, 8, 6.0), ("choice", 16, 8, 2.4), ("zipf", 16, 1, 5.0),
+            )]  # fmt: skip
+    path = tmp_path / "results" / "h200" / "router_table.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**table(), "family": "router", "problem": {"hidden": 7168}, "rows": rows}))
+    page = read_page("router", tmp_path)
+    bars = page.sections["bars"].splitlines()
+    assert bars[0] == "| problem | rows | at most, us | slowest, us |  |"
+    assert len(bars) == 2 + len(page.bars["bars"])
+    for line in (
+        "| TP16, uniform | 1-1 | 5.3 | 5.30 at 1 row | held |",
+        "| TP16, uniform | 2-8 | 6.1 | 6.20 at 4 rows | **missed** by 0.100 us |",
+        "| TP16, choice | 1-8 | 2.5 | 2.40 at 8 rows | held at the only row count measured |",
+        "| TP8, uniform | 1-1 | 6.4 | 6.50 at 1 row | **missed** by 0.100 us |",
+        "| TP16, front | 1-1 | 2.8 | - | not measured |",
+    ):
+        assert line in bars
+    assert page.sections["mean"] == "No mean over PyTorch is asked for."
+    assert page.sections["aims"] == "No aim beyond the bars is set."
+    assert [line for line in page.sections["tables"].splitlines() if line.startswith("#")] == [
+        "### TP8, uniform", "### TP16, choice", "### TP16, uniform", "### TP16, zipf",
+    ]  # fmt: skip
+    axes = page_figure.plotted(page.table, page.bars)
+    assert [one["shape"] for one in axes] == ["TP16 uniform", "TP8 uniform", "TP16 choice", "TP16 zipf"]
+    assert [one["bars"] for one in axes[1:]] == [[(1, 1, 6.4), (2, 8, 7.3)], [(1, 8, 2.5), (9, 64, 4.0)], []]
+    write_page(page)
+    assert differences(page) == []
+    assert ">TP16 uniform<" in page.figure.read_text()
+
+
+def test_aims_in_microseconds_are_told_beside_what_was_measured() -> None:
+    bars = page_data.load_bars("moe_tail")
+    rows = [one_row({"tp": 16, "rows": 1}, 5.0), one_row({"tp": 16, "rows": 4}, 6.0)]
+    assert page_data.aims_section({"rows": rows}, bars)[2:] == [
+        "| TP16 | 1 | 5.0 | 5.00 | reached |", "| TP16 | 8 | 7.0 | - | not measured |",
+    ]  # fmt: skip
+    assert "### TP16" in page_data.tables_section({"rows": rows}, bars)
+    (line,) = [line for line in page_data.bars_section({"rows": rows}, bars) if "2-8" in line]
+    assert line == "| TP16 | 2-8 | 8.0 | 6.00 at 4 rows | held at the only row count measured |"
+    routed = one_row({"tp": 16, "kind": "routed", "rows": 8}, 38.5)
+    told = page_data.aims_section({"rows": [routed]}, page_data.load_bars("experts"))
+    assert "| TP16, routed | 8 | 38.0 | 38.50 | 0.500 us above |" in told
+    assert "| TP16, bf16 | 8 | 42.0 | - | not measured |" in told  # a bar of another kind is none of its
+    assert told[-1] == "Aims that this table does not tell: prefetch_us 2.5."
+
+
+def test_what_a_chain_must_hide_is_counted_over_problems_with_a_bar() -> None:
+    bars = page_data.load_bars("output_projection")
+    rows = [one_row({"tp": 16, "kind": "kda", "rows": count}, 6.0, hidden_us=us) for count, us in ((1, 0.9), (2, 1.0), (3, None))]  # fmt: skip
+    other = one_row({"tp": 16, "kind": "mla", "rows": 1}, 6.0, hidden_us=5.0)
+    assert page_data.aims_section({"rows": [*rows, other]}, bars) == [
+        "1 of 2 problems with a bar, timed in a chain, hide 1 us there: 0.90 to 1.00 us."
+    ]
+    assert page_data.aims_section({"rows": [other]}, bars) == [
+        "0 of 0 problems with a bar, timed in a chain, hide 1 us there."
+    ]
+
+
+def test_figures_that_may_be_hot_are_told(root: Path) -> None:
+    data = table()
+    at(data, 3216, 2)["notes"] = [
+        "9 copies of the weights fit, 66 MB in place of 400: the cold figure may be a hot one"
+    ]
+    at(data, 3216, 3)["notes"] = ["clocks held down: sw_power_cap"]
+    store(root, data)
+    assert read_page(FAMILY, root).sections["record"].splitlines()[2].startswith("Memory held fewer copies for 1 of them")  # fmt: skip
+
+
+def test_lines_are_drawn_only_where_something_is_known_between_points() -> None:
+    points = [(1, 2.0), (8, 3.0), (64, 4.0)]
+    assert page_figure._line(points, ":", None) == {"linestyle": ":", "marker": None}
+    assert page_figure._line(points[:2], ":", None) == {"linestyle": "none", "marker": "_"}
+    assert page_figure._line(points[:1], "-", "o") == {"linestyle": "none", "marker": "o"}
+    assert page_figure._runs([(1, 1, 5.0), (2, 8, 6.0), (16, 64, 9.0)]) == [
+        [(1, 1, 5.0), (2, 8, 6.0)], [(16, 64, 9.0)],
+    ]  # fmt: skip
 
 
 def test_a_family_without_bars_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
