@@ -141,6 +141,10 @@ def record_section(table: Mapping[str, Any], link: str) -> list[str]:
         warm = sum(any("cold figure" in note for note in row.get("notes", ())) for row in table["rows"])
         if warm:
             lines.append(f"Memory held fewer copies for {warm} of them: their cold figures may be hot ones (the record's notes).")  # fmt: skip
+    if tried := table.get("trials"):
+        lines.append(
+            f"Searched with {tried['anchors']} trials a study of the row counts tuned first, {tried['others']} of the others."
+        )
     return lines + [f"Missing: {line}" for line in table["missing"]]
 
 
