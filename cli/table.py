@@ -185,13 +185,17 @@ def register(app: typer.Typer) -> None:
         as_json: Json = False,
     ) -> None:  # fmt: skip
         """Tune several engines on many problems, and let them compete for each; the same command goes on where it stopped."""
+        from ..kernels import InputError
         from ..kernels import family as find_family
         from ..tuning.supervisor import Limits
         from ..tuning.table import TableRequest, tune_table
-        from ..tuning.table_rows import check_results, winners_of, write_result
+        from ..tuning.table_file import check_results, write_result
+        from ..tuning.table_rows import winners_of
         from ..tuning.workers import default_jobs
         from .tune import target
 
+        if add and results is None:
+            raise InputError("--add keeps rows of a result file: name it with --results")
         owner = find_family(family)
         chosen = chosen_engines(owner, engines)
         card, aim = target(gpu, objective)
@@ -202,7 +206,7 @@ def register(app: typer.Typer) -> None:
             budget_s=budget_seconds, fresh=fresh, fixed=fixed_in(fix, chosen, problems[0], card), known=winners_of(begin_with, owner) if begin_with else (),
         )  # fmt: skip
         if results is not None:
-            check_results(results)
+            check_results(results, request, add=add)
 
         def say(text: str) -> None:
             if not as_json:

@@ -12,7 +12,6 @@ from ..kernels.contract import Family, Problem
 from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.space import Config
-from ..kernels.whole_file import write_whole
 from .between import Decision, figures
 
 if TYPE_CHECKING:
@@ -94,11 +93,11 @@ class Winner:
     config: Config
 
 
-def winners_of(path: Path, family: Family) -> tuple[Winner, ...]:
-    """The winners that a result file holds.
+def table_in(path: Path) -> dict[str, Any]:
+    """What a result file holds: a table of this schema, whose rows and head are not looked at yet.
 
     Raises:
-        InputError: it cannot be read, is no table, or is one of another family.
+        InputError: it cannot be read, or is no table.
     """
     try:
         data = json.loads(path.read_text())
@@ -108,6 +107,16 @@ def winners_of(path: Path, family: Family) -> tuple[Winner, ...]:
         raise InputError(f"{path} is no table of `k3lab tune-table`")
     if data.get("schema") != SCHEMA:
         raise InputError(f"{path} has schema {data.get('schema')}, this version reads {SCHEMA}")
+    return data
+
+
+def winners_of(path: Path, family: Family) -> tuple[Winner, ...]:
+    """The winners that a result file holds.
+
+    Raises:
+        InputError: it cannot be read, is no table, or is one of another family.
+    """
+    data = table_in(path)
     if data.get("family") != family.name:
         raise InputError(f"{path} is a table of {data.get('family')}, not of {family.name}")
     try:
@@ -119,7 +128,7 @@ def winners_of(path: Path, family: Family) -> tuple[Winner, ...]:
             )
             for row in data["rows"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} has a row that cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -139,9 +148,9 @@ def as_result(table: TableResult) -> dict[str, Any]:
     commits = sorted({str(place["commit"]) for place in places})
     shared = [{key: value for key, value in place.items() if key != "commit"} for place in places]
     if any(place != shared[0] for place in shared):
-        raise InputError("the rows were measured in different environments: begin the table anew in one (--fresh, or another --studies)")  # fmt: skip
+        raise InputError("the rows were measured in different environments: begin the table anew in one (another --studies)")  # fmt: skip
     used = [engine for engine in request.engines if any(engine.name in row.engines for row in table.rows)]
-    same, rows = _shared([row.to_json() for row in table.rows])
+    same, rows = said_once([row.to_json() for row in table.rows])
     return {
         "format": FORMAT,
         "schema": SCHEMA,
@@ -162,7 +171,7 @@ def as_result(table: TableResult) -> dict[str, Any]:
     }
 
 
-def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def said_once(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Fields that the problems of all rows share, and the rows without them."""
     problems = [row["problem"] for row in rows]
     same = {
@@ -174,88 +183,9 @@ def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dic
     return same, [{**row, "problem": problem} for row, problem in zip(rows, own, strict=True)]
 
 
-def _place(row: Mapping[str, Any]) -> tuple[str, int]:
-    """Sorts rows shape by shape."""
-    shape = {name: value for name, value in row["problem"].items() if name != "rows"}
-    return json.dumps(shape, sort_keys=True), row["problem"].get("rows", 0)
-
-
-def joined(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """The new table, and the old one's rows of other problems, whatever they were tuned with.
-
-    Raises:
-        InputError: the old one was measured on another GPU, with other versions, kernels or another policy: its rows may not
-            stand beside the new ones.
-    """
-
-    def place(data: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in data["environment"].items() if key != "commit"}
-
-    for name in ("family", "gpu", "evidence", "policy", "fixed"):
-        if new.get(name) != old.get(name):
-            raise InputError(f"the table that is there has another {name}: name another --results file")
-    if place(new) != place(old):
-        raise InputError("the table that is there was made in another environment: name another --results file")
-    for name in ("sources", "compilers"):
-        for key in new[name].keys() & old[name].keys():
-            if new[name][key] != old[name][key]:
-                raise InputError(f"the table that is there has another {name.removesuffix('s')} of {key}: name another --results file")  # fmt: skip
-    whole = [[{**row, "problem": {**data["problem"], **row["problem"]}} for row in data["rows"]] for data in (new, old)]
-    fresh = [row["problem"] for row in whole[0]]
-    kept = [row for row in whole[1] if row["problem"] not in fresh]
-    same, rows = _shared(whole[0] + kept)
-    commits = {one for data in (new, old) for one in data["environment"]["commit"].split(", ")}
-    return {
-        **new,
-        "environment": {**new["environment"], "commit": ", ".join(sorted(commits))},
-        "trials": {name: min(value, old["trials"].get(name, value)) for name, value in new["trials"].items()},
-        "sources": {**old["sources"], **new["sources"]},
-        "compilers": {**old["compilers"], **new["compilers"]},
-        "problem": same,
-        "rows": sorted(rows, key=_place) if kept else rows,
-    }
-
-
 def result_text(data: Mapping[str, Any]) -> str:
     """JSON with one line a row: a diff shows which problem changed."""
     rows = ",\n".join("  " + json.dumps(row, separators=(",", ":")) for row in data["rows"])
     head = {key: value for key, value in data.items() if key != "rows"}
     text = json.dumps(head, indent=1)
     return text.removesuffix("\n}") + ',\n "rows": [\n' + rows + "\n ]\n}\n"
-
-
-def check_results(path: Path) -> None:
-    """Make sure, before hours of work, that a result file can be written and replaces nothing but one of its kind.
-
-    Raises:
-        InputError: it cannot, or it would.
-    """
-    from .record import check_writable
-
-    if path.suffix != ".json":
-        raise InputError(f"a result file is a .json file, {path} is not named so")
-    check_writable(path)
-    if path.exists() and path.stat().st_size:
-        try:
-            found = json.loads(path.read_text())
-        except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise InputError(f"{path} is there and is no table of `k3lab tune-table`: name another --results file")
-
-
-def write_result(path: Path, table: TableResult, *, add: bool = False) -> None:
-    """Write the result file, whole or not at all; ``add`` keeps rows that it has of other problems.
-
-    Raises:
-        InputError: see :func:`as_result` and :func:`joined`; or the file cannot be written.
-    """
-    data = as_result(table)
-    if add and path.exists():
-        data = joined(data, json.loads(path.read_text()))
-    text = result_text(data)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); the studies hold it all") from error

@@ -191,6 +191,29 @@ def test_a_table_of_the_small_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tables.count("┏"), tables.count("│ <=8"), tables.count("predicted │")) == (2, 2, 4)
 
 
+def test_what_does_not_fit_beside_a_table_is_refused_before_a_trial(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*TABLE, "--engines", "triton", "--trials", "1", "--results", "t.json", "--add")
+    run(capsys, *words, "--rows", "1", "--studies", "one")
+    text = (tmp_path / "t.json").read_text()
+    for changed, message in (
+        (text.replace('"predicted"', '"measured"'), "another evidence"),
+        (text.replace('"GB300"', '"H200"'), "another gpu"),
+        (text.replace('"attention_projection"', '"router"'), "is a table of router"),
+        (text[:-9], "is no table"),
+    ):
+        (tmp_path / "t.json").write_text(changed)
+        assert main.run([*words, "--rows", "8", "--studies", "two"]) == 2
+        seen = capsys.readouterr()
+        assert message in seen.err
+        assert (seen.err.count("\n"), seen.out, (tmp_path / "two").exists()) == (1, "", False)
+        assert (tmp_path / "t.json").read_text() == changed
+    (tmp_path / "t.json").write_text(text)
+    run(capsys, *words, "--rows", "8", "--studies", "two")
+    assert [row["problem"]["rows"] for row in json.loads((tmp_path / "t.json").read_text())["rows"]] == [1, 8]
+
+
 def test_a_table_tells_its_progress_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*TABLE, "--rows", "1,64", "--trials", "1", "--engines", "triton,cute_wgmma"]) == 0
     seen = capsys.readouterr()
@@ -225,6 +248,7 @@ def test_lists_and_ranges() -> None:
         (["--jobs", "0"], "jobs is 0, must be 1 to 16"),
         (["--budget-seconds", "0"], "the budget is 0 s"),
         (["--results", "t.txt"], "a result file is a .json file"),
+        (["--add"], "--add keeps rows of a result file: name it with --results"),
     ],
 )
 def test_wrong_tables_are_one_line_and_leave_nothing(
