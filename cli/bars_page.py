@@ -77,8 +77,12 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_args(argv)
     page = asked.root / PAGE
     try:
-        text = page.read_text()
-        made = filled(text, {"bars": section(load(asked.root / RESULT), f"../{RESULT.as_posix()}")}, page)
+        text, data = page.read_text(), load(asked.root / RESULT)
+        try:
+            told = section(data, f"../{RESULT.as_posix()}")
+        except (AttributeError, KeyError, TypeError, ValueError):  # it lacks something below its first level
+            raise InputError(f"{asked.root / RESULT} is no result of `k3lab decode bars --out`") from None
+        made = filled(text, {"bars": told}, page)
         if asked.check:
             if made != text:
                 print(f"{page}: section bars is not what the result says")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,37 @@ def test_a_section_is_made_checked_and_made_again(tmp_path: Path, capsys: pytest
     file.write_text(json.dumps({**result(), "rows": [{**row, "dcp": 16} for row in result()["rows"]]}))
     assert main(asked) == 0 and "alone, each context over all ranks (DCP) ([record]" in page.read_text()
     text = page.read_text()
-    for wrong in ("[]", "{}", "nonsense"):
+    parts = (
+        {"rows": [7]},
+        {"rows": 7},
+        {"verdicts": [{"what": "a bar"}]},
+        {"environment": []},
+        {"rows": [{"rows": 8, "backends": {}}]},
+    )
+    for wrong in ("[]", "{}", "nonsense", *(json.dumps({**result(), **part}) for part in parts)):
         file.write_text(wrong)
         capsys.readouterr()
         assert main(asked) == 2
         assert capsys.readouterr().err == f"k3lab: {file} is no result of `k3lab decode bars --out`\n"
     assert page.read_text() == text
+
+
+def test_the_readme_repeats_the_recorded_bars() -> None:
+    """Times of layers and steps, bars and `auto` as the record has them, and by how much they are missed."""
+    data = json.loads((ROOT / RESULT).read_text())
+    readme = (ROOT / "README.md").read_text()
+    told = re.findall(rf"^\| \[(\d+) rows?\b[^]]*\]\({RESULT.as_posix()}\) \| (.*) \|$", readme, re.M)
+    close = {one["what"]: one["close"] for one in data["verdicts"] if one["unit"] == "us"}
+    wanted, over = [], []
+    for row in data["rows"]:
+        rows = f"{row['rows']} row{'s' * (row['rows'] > 1)}"
+        layer, step = close[f"KDA MoE layer, {rows}"], close[f"whole step, {rows}"]
+        own, auto = row["backends"]["latency_specialized"], row["backends"]["auto"]
+        us, step_us = own["layers"]["kda"]["us"], own["step_us"]
+        over += [us / layer - 1, step_us / step - 1]
+        bars = f"{layer:g} us, {step / 1e3:g} ms"
+        beside = f"{auto['layers']['kda']['us']:.0f} us, {auto['step_us'] / 1e3:.1f} ms"
+        wanted.append((str(row["rows"]), f"{us:.1f} us | {step_us / 1e3:.2f} ms | {bars} | {beside}"))
+    assert told == wanted
+    if min(over) > 0:
+        assert f"miss them, by {min(over):.0%} to {max(over):.0%}".replace("%", " %").replace(" % to", " to") in readme
