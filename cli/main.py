@@ -8,12 +8,15 @@ Only the module of the command that was asked for is imported.
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib
 import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 
 import typer
 
@@ -48,6 +51,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """Errors of a disk, not of this program."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+GRACE_S = 10.0
+"""After SIGTERM, for what runs outside Python, such as a wait for a kernel that does not end, to come back."""
 
 DESCRIPTION = "Kernel workbench and autotuner for the decode path of Kimi K3."
 
@@ -163,9 +168,33 @@ def _is_there() -> bool:
     return True
 
 
+_heard = threading.Event()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    _heard.set()
+    signal.default_int_handler(number, frame)
+
+
+def _end_the_deaf(told: int) -> None:
+    """End the process where a SIGTERM is not heard: Python's handlers run between its instructions only."""
+    while number := os.read(told, 1):
+        ours = number[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is _terminated
+        if ours and not _heard.wait(GRACE_S):
+            os.write(2, b"k3lab: interrupted\n")
+            os._exit(INTERRUPTED)
+
+
 def main() -> None:
     """Entry point of the ``k3lab`` script; SIGTERM ends it as Ctrl-C does, with a line and whole files."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminated)
+    opened = os.pipe()  # where a standard stream is closed it has that one's number, which others write to
+    told, tell = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 3) for one in opened)
+    for one in opened:
+        os.close(one)
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    threading.Thread(target=_end_the_deaf, args=(told,), daemon=True).start()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -26,7 +26,13 @@ def _handled(handler: Callable[[int, FrameType | None], Any], *numbers: signal.S
 
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends what runs as Ctrl-C does, by ``KeyboardInterrupt``: files that are written stay whole."""
+    """Inside, SIGTERM ends what runs as Ctrl-C does, by ``KeyboardInterrupt``: files that are written stay whole.
+
+    The ``k3lab`` process, which sees to that itself, keeps its own handler.
+    """
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None):
+        yield
+        return
     with _handled(signal.default_int_handler, signal.SIGTERM):
         yield
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -249,3 +251,35 @@ def test_a_signal_ends_any_command_with_one_line(number: signal.Signals) -> None
     process.send_signal(number)
     _, told = process.communicate(timeout=30)
     assert (process.returncode, told) == (130, "k3lab: interrupted\n")
+
+
+def test_sigterm_ends_what_waits_outside_python() -> None:
+    """A second lock of a plain mutex, as a wait for a kernel that does not end: no handler of Python's runs in it."""
+    waits = (
+        "def waits(_):\n    print('begun', flush=True)\n    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)\n"
+        "    libc.pthread_mutex_lock(mutex)\n    libc.pthread_mutex_lock(mutex)"
+    )
+    script = (
+        f"import ctypes\nfrom k3lab.cli import main\n{waits}\nmain.build_app, main.GRACE_S = waits, 0.5\nmain.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (130, "k3lab: interrupted\n")
+
+
+def test_closed_standard_streams_stay_closed() -> None:
+    """What tells of signals takes none of their numbers, to which a child would write."""
+    script = (
+        "import os, sys\nfrom k3lab.cli import main\n"
+        "def look(_):\n    open(sys.argv[1], 'w').write(str([os.path.exists(f'/proc/self/fd/{n}') and 'pipe' in os.readlink(f'/proc/self/fd/{n}') for n in (0, 1, 2)]))\n    sys.exit(0)\n"
+        "main.run = look\nmain.main()"
+    )
+    with tempfile.NamedTemporaryFile("r") as file:
+        quoted = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} {file.name} 0<&- 1>&- 2>&-"
+        assert subprocess.run(["sh", "-c", quoted]).returncode == 0
+        assert file.read() == "[False, False, False]"
