@@ -111,10 +111,19 @@ def _input_errors() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
-def _rank_gone(error: Exception) -> bool:
-    """Whether a rank was waited for in vain; whoever waits for one has the module."""
-    collectives = sys.modules.get(f"{__package__.rpartition('.')[0]}.kernels.collectives")
-    return collectives is not None and isinstance(error, collectives.CollectiveError)
+FAULTS = (
+    ("kernels.collectives", "CollectiveError"),
+    ("kernels.launch", "ResidencyError"),
+    ("tuning.timing", "BrokenMeasurement"),
+)
+"""Exceptions that are no fault of the call: a rank was waited for in vain, blocks do not fit on this GPU together, a figure cannot be true."""
+
+
+def _is_fault(error: Exception) -> bool:
+    """Whether it is one of them; whoever raises one has its module."""
+    package = __package__.rpartition(".")[0]
+    modules = ((sys.modules.get(f"{package}.{module}"), name) for module, name in FAULTS)
+    return any(module is not None and isinstance(error, getattr(module, name)) for module, name in modules)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -139,7 +148,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if isinstance(error, _input_errors()):
             return _fail(error)
-        if _rank_gone(error):
+        if _is_fault(error):
             return _fail(error, 1)
         if isinstance(error, BrokenPipeError):
             drop_output()

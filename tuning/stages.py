@@ -154,12 +154,13 @@ def measure_stages(
 
     Raises:
         InputError: the engine's first kernel stamps nothing, or one has more blocks than stamps are kept of.
+        BrokenMeasurement: see :func:`k3lab.tuning.chain.require_edges`.
     """
     import torch
 
     from ..kernels.health import check_health
     from ..kernels.launch import Runner
-    from .chain import pairs, predecessor_of
+    from .chain import pairs, predecessor_of, require_edges
     from .timing import capture_calls, input_copies, restorer, time_calls
 
     plain = engine.compile(problem, config, arch).launches
@@ -175,6 +176,7 @@ def measure_stages(
         before = predecessor_of(family, copies, runner.carveout)
         before_us = time_calls([before], policy).median_us
         calls = pairs(before, runner, copies)
+        require_edges(calls, compiled)
     else:
         calls = [runner.bind(tensors, pdl=False) for tensors in copies]
     captured = capture_calls(calls, policy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import shlex
 import signal
@@ -283,3 +284,17 @@ def test_closed_standard_streams_stay_closed() -> None:
         quoted = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} {file.name} 0<&- 1>&- 2>&-"
         assert subprocess.run(["sh", "-c", quoted]).returncode == 0
         assert file.read() == "[False, False, False]"
+
+
+@pytest.mark.parametrize(("module", "name"), main.FAULTS)
+def test_a_fault_of_a_measurement_is_one_line_and_exit_1(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = getattr(importlib.import_module(f"k3lab.{module}"), name)
+
+    def build(_: object) -> None:
+        raise kind("3 programmatic edges,\nnot 4")
+
+    monkeypatch.setattr(main, "build_app", build)
+    assert main.run(["stages"]) == 1
+    assert capsys.readouterr().err == "k3lab: 3 programmatic edges, not 4\n"
