@@ -18,7 +18,7 @@ from k3lab.decode.expert_memory import hold, release
 from k3lab.decode.lone import lone_peers
 from k3lab.decode.packing import pack
 from k3lab.decode.plan import Plan, plan
-from k3lab.decode.random_weights import random_tensor
+from k3lab.decode.random_weights import BALANCED, random_tensor
 from k3lab.decode.sequence import forms, tuned_launches
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.step import step
@@ -275,7 +275,7 @@ def test_a_rank_alone_routes_uniformly() -> None:
     of_bias = next(one for one in layer_specs(K3, 1) if one.name.endswith("e_score_correction_bias"))
 
     def bias(layer: int) -> torch.Tensor:
-        return random_tensor(of_bias, of_bias.shape, seed=f"{layer}", dtype=torch.bfloat16, device="cpu")
+        return BALANCED * random_tensor(of_bias, of_bias.shape, seed=f"{layer}", dtype=torch.bfloat16, device="cpu")
 
     hit = []
     for _ in range(60):
