@@ -190,7 +190,8 @@ def test_trials_around_a_drift_are_set_aside() -> None:
 def test_a_lost_database_is_waited_for_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
     with postgres.running() as server:
         address = server.create("away")
-        children = [start(address, tmp_path, seconds=0.5, trials=TRIALS) for _ in range(2)]
+        # the grace outlasts the database's absence and its start on a slow machine: nobody may be taken for dead
+        children = [start(address, tmp_path, seconds=0.5, trials=TRIALS, grace_s=15) for _ in range(2)]
         until(lambda: sum(measured(tmp_path).values()) >= 6 and len(measuring(tmp_path)) == 2)
         server.stop()
         time.sleep(1.5)
