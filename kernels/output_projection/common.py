@@ -23,6 +23,8 @@ HIDDEN = COLUMNS * 4 * UNITS
 SCALAR_PACKETS = 8
 """Kinds of packets in the exchange of scalars: up to six for the saved blocks' sums, one for their mix, one for the
 prefix."""
+ROW_SUM_BYTES = 16 * UNITS * SCALAR_PACKETS + 16
+"""Shared memory of a cluster's block: a row's scalars and two barriers."""
 SUM_WORDS = 66
 """FP32 words a row of one warp's sums takes in shared memory."""
 RESERVED_REGISTERS = 30
@@ -39,7 +41,9 @@ GEMM_PARAMS = (
 )
 """Of the part that makes the partials."""
 REHEARSE = Param("rehearse", (0, 1), "the finish of a row run once for nothing while it waits, which fetches its code")
-BACKOFF = Param("backoff", (0, 20, 100), "nanoseconds ahead of the first poll of a row's sums, and between two rounds of polls")
+BACKOFF = Param(
+    "backoff", (0, 20, 100), "nanoseconds ahead of the first poll of a row's sums, and between two rounds of polls"
+)
 PACKET = Param(
     "packet", tuple(PACKETS), "one access: seven BF16 values and 16 bits of the epoch, or two values and 32 bits of it"
 )

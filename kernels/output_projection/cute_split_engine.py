@@ -18,7 +18,7 @@ from .common import (
     GEMM_PARAMS,
     MIXER_LEAST_REGISTERS,
     PACKET,
-    SCALAR_PACKETS,
+    ROW_SUM_BYTES,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
-# the row's sums and two barriers
-ROW_SUM_BYTES = 16 * UNITS * SCALAR_PACKETS + 16
 INVARIANT = {"run_bytes": 64, "warps_k": 8}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 PRODUCER = ("x", "w_o", "mailbox_targets", "epochs", "health")

@@ -1,0 +1,165 @@
+"""The cute_apart engine: what it refuses, its space, and how a config becomes a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..contract import Arg, Compiled, Engine, Problem, Work
+from ..cute_sources import CUTE_MIX
+from ..params import K_ORDER, RELEASE
+from ..residency import register_limit
+from ..space import Config, Constraint, Param, Space
+from ..stamps import build_of
+from .common import (
+    BACKOFF,
+    COLUMNS,
+    GEMM_PARAMS,
+    PACKET,
+    ROW_SUM_BYTES,
+    SUM_WORDS,
+    UNITS,
+    eps_constant,
+    exchange_buffers,
+    exchange_order,
+    exchange_work,
+    fake_tensors,
+    form,
+    gemm_constraints,
+    gemm_registers,
+    projection,
+    refuses_always,
+    stores,
+    tensor_args,
+)
+
+if TYPE_CHECKING:
+    from ..gpu_cards import GpuCard
+
+HERE = Path(__file__).parent
+INVARIANT = {"run_bytes": 64, "warps_k": 6}
+"""What the order of a partial's sum depends on, pinned for batch-invariant results."""
+MOST_ROWS = 16
+A_SM = 2
+"""Blocks that an SM has room for: those of a row beside the product's."""
+
+
+def row_blocks(rows: int, config: Config) -> int:
+    """Blocks that finish rows."""
+    return rows * int(config["row_blocks"])
+
+
+def threads(config: Config) -> int:
+    """Threads of a block: the product's warps, or those of a row's share, whichever are more."""
+    return 32 * max(int(config["warps_k"]), UNITS // int(config["row_blocks"]))
+
+
+class CuteApartEngine(Engine):
+    """One launch: 128 blocks make and publish partials, a cluster of others finishes each row."""
+
+    name = "cute_apart"
+    family = "output_projection"
+    compiler = "cute"
+    sources = (
+        *(
+            HERE / f"{name}.py"
+            for name in (
+                "cute_apart",
+                "cute_mix",
+                "cute_parts",
+                "cute_product",
+            )
+        ),
+        *CUTE_MIX,
+    )
+
+    def refuses(self, problem: Problem, arch: str) -> str | None:
+        """Few rows: each has a cluster of its own beside the product's blocks."""
+        problem = projection(problem)
+        if problem.rows > MOST_ROWS:
+            return f"{problem.rows} rows: at most {MOST_ROWS} have blocks of their own beside the product's"
+        if problem.width % 192 and problem.width % 256:
+            return f"width {problem.width} is a multiple of neither 192 nor 256, the columns of six or eight warps"
+        return refuses_always(self, problem, arch)
+
+    def space(self, problem: Problem, gpu: GpuCard) -> Space:
+        """How K is split over warps, loads in flight, blocks a row, how waits poll, when the next kernel may start."""
+        problem = projection(problem)
+        rows = problem.rows
+
+        return Space(
+            params=(
+                *GEMM_PARAMS,
+                Param("row_blocks", (4, 8), "blocks of a cluster that finish a row together"),
+                PACKET,
+                BACKOFF,
+                RELEASE,
+                K_ORDER,
+            ),
+            constraints=(
+                *gemm_constraints(problem, INVARIANT),
+                Constraint(
+                    lambda c: gemm_registers(rows, c) <= register_limit(threads(c), gpu, A_SM),
+                    "operands in flight and sums exceed a thread's registers where two blocks share an SM",
+                ),
+                Constraint(
+                    lambda c: 32 * 2 * A_SM * threads(c) <= gpu.registers_per_sm,
+                    "two blocks of so many warps leave a thread less than 64 registers",
+                ),
+            ),
+            default=self._default(problem, gpu),
+        )
+
+    @staticmethod
+    def _default(problem: Problem, gpu: GpuCard) -> Config:
+        """Six warps where they divide K, as deep as half of an SM's registers allow."""
+        problem = projection(problem)
+        warps = 6 if problem.width % 192 == 0 else 8
+        base: Config = {
+            "run_bytes": 64, "warps_k": warps, "depth": 1, "row_blocks": 4, "packet": "bf16x7e16", "backoff": 0, "release": "loads", "k_order": "free",
+        }  # fmt: skip
+        steps = problem.width // (32 * warps)
+        limit = register_limit(threads(base), gpu, A_SM)
+        fits = [d for d in range(1, steps + 1) if gemm_registers(problem.rows, {**base, "depth": d}) <= limit]
+        return {**base, "depth": min(max(fits, default=1), 4)}
+
+    def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
+        """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""
+        from cutlass import Int32
+
+        from ..cute_compile import compile_cute
+        from .cute_apart import launch
+
+        problem = projection(problem)
+        rows, warps, cluster = problem.rows, int(config["warps_k"]), int(config["row_blocks"])
+        blocks = row_blocks(rows, config) + problem.hidden // COLUMNS
+        args = {name: arg for name, arg in tensor_args(problem, config).items() if not name.startswith("totals")}
+        fakes = fake_tensors(problem, config, blocks)
+        built = compile_cute(
+            launch,
+            (
+                *(fakes[name] for name in args), Int32(1), Int32(1), Int32(0), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
+                problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
+                warps, cluster, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), build_of(config),
+            ),
+            arch,
+            grid=(blocks, 1, 1),
+            block=(threads(config), 1, 1),
+            shared_bytes=warps * rows * SUM_WORDS * 4 + ROW_SUM_BYTES,
+            cluster=(cluster, 1, 1),
+            args=(*args.values(), Arg("int32", "rows"), Arg("int32", "blocks"), Arg("int32", "early")),
+            pdl=True,
+        )  # fmt: skip
+        built = dataclasses.replace(built, needs_residency=True)
+        return Compiled(
+            self.family, self.name, problem, config, arch, (built,), exchange_buffers(problem, config, blocks)
+        )
+
+    def work(self, problem: Problem, config: Config) -> Work:
+        """Every block reads x; packets are written and read once; one hand-over in memory and one in a cluster."""
+        return exchange_work(projection(problem), config, hand_overs=1)
+
+    def summation_order(self, problem: Problem, config: Config) -> str:
+        """As of cute_fused."""
+        return exchange_order(config)
