@@ -100,7 +100,12 @@ def hear(
             number = row_at[2] if cutlass.const_expr(len(row_at) > 2) else ROW_TOLD
             arch.barrier(barrier_id=number, number_of_threads=row_at[1])
         else:
-            arch.mbarrier_wait(row_at[1] + (1 if FIRST > 0 else 0), 0)
+            told = row_at[1] + (1 if FIRST > 0 else 0)
+            if cutlass.const_expr(live is None):
+                arch.mbarrier_wait(told, 0)
+            else:
+                if live != Int32(0):
+                    arch.mbarrier_wait(told, 0)
         words = []
         for kind in cutlass.range_constexpr(COUNT):
             at = sums.toint() + ((FIRST + kind) * STEP + lane * 16)

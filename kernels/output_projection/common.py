@@ -167,9 +167,14 @@ def eps_constant(eps: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", eps))[0])
 
 
+def run_bytes(config: Config) -> int:
+    """Bytes of a weight row that a warp takes at once."""
+    return int(config.get("run_bytes", 64))
+
+
 def gemm_tiles(rows: int, config: Config) -> tuple[int, int, int]:
     """(n8 tiles of w, m16 tiles of x, rows of 8 an x tile has) of one warp of the producer."""
-    chunks = int(config["run_bytes"]) // 64
+    chunks = run_bytes(config) // 64
     return COLUMNS * chunks // 8, -(-rows // 16), chunks if rows <= 8 else 2
 
 
@@ -189,7 +194,7 @@ def x_depth(rows: int, depth: int) -> int:
 
 def gemm_columns(config: Config) -> int:
     """Columns of K that a block takes in one step."""
-    return int(config["run_bytes"]) // 2 * int(config["warps_k"])
+    return run_bytes(config) // 2 * int(config["warps_k"])
 
 
 def gemm_constraints(problem: OutputProjection, invariant: Config) -> tuple[Constraint, ...]:
@@ -228,7 +233,7 @@ def exchange_work(problem: OutputProjection, config: Config, *, hand_overs: int)
 
 def exchange_order(config: Config) -> str:
     """The order of a partial's sum, of the ranks' and of a row's scalars, in words."""
-    chunks, warps = int(config["run_bytes"]) // 64, config["warps_k"]
+    chunks, warps = run_bytes(config) // 64, config["warps_k"]
     return (
         f"partial: MMAs over every {warps}th block of {chunks} x 32 columns ascending, a sum a chunk, chunks, then {warps} "
         "warps ascending; ranks ascending, whoever adds them; a row's scalars: 7 columns ascending, 32 lanes, then 32 "

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_row import meet
 from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause
+from .cute_copied import TILE, partial_copied, tile_copy
 from .cute_mix import UNITS, ranks_at_once, take_unit, weights_of
-from .cute_product import COLUMNS, ROW_WORDS, partial
+from .cute_product import COLUMNS, ROW_WORDS
 
 MIXED = 3
 
 
 @cute.kernel
 def k3_output_projection_cute_apart_step(
-    x: cute.Tensor, w: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
+    x: cute.Tensor, w_load: cute.CopyAtom, w_map: cute.Tensor, prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor,
     norm_w: cute.Tensor, prefix_out: cute.Tensor, mlp_input: cute.Tensor, mailbox: cute.Tensor, targets: cute.Tensor,
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32, early: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
+    DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
     FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
     """The first ``ROWS`` clusters finish a row each, 32 / ``CLUSTER`` warps a block; block b of the others makes and publishes
     columns 56 b onwards.
@@ -43,13 +45,18 @@ def k3_output_projection_cute_apart_step(
     warp = arch.make_warp_uniform(arch.warp_idx())
     counter = epochs.iterator.toint()
     mixers = UNITS // CLUSTER
+    steps = min(DEPTH, WIDTH // (32 * WARPS))
+    ring = (
+        SmemAllocator().allocate_tensor(Uint8, cute.make_layout(WARPS * steps * TILE * 2), byte_alignment=128).iterator
+    )
+    bars = SmemAllocator().allocate_tensor(Int64, cute.make_layout(WARPS * steps), byte_alignment=16).iterator
     sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
     if block >= ROWS * CLUSTER:
         if warp < WARPS:
-            epoch = partial(
-                x.iterator.toint(), w.iterator.toint(), sums, targets.iterator.toint(), counter + ROWS * CLUSTER * 4,
+            epoch = partial_copied(
+                x.iterator.toint(), w_load, w_map, ring, bars, sums, targets.iterator.toint(), counter + ROWS * CLUSTER * 4,
                 health.iterator.toint(), rows, block - ROWS * CLUSTER, warp, lane,
-                ROWS, WIDTH, HIDDEN, TP, 0, CHUNKS, DEPTH, DEPTH, WARPS, FORM, STORES, 0, RELEASE, JITTER,
+                ROWS, WIDTH, HIDDEN, TP, DEPTH, WARPS, FORM, STORES, RELEASE, JITTER,
             )  # fmt: skip
             # all warps have read the counter: they have met since
             if t == 0:
@@ -71,7 +78,7 @@ def k3_output_projection_cute_apart_step(
             arch.cluster_wait()
             take_unit(
                 tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-                ranks_at_once(FORM, mixers), BACKOFF, 0, CLUSTER, JITTER, False, True,
+                ranks_at_once(FORM, mixers), BACKOFF, 0, CLUSTER, JITTER, REHEARSE, True,
             )  # fmt: skip
             stage(JITTER, "finished")
             pause(JITTER, epoch, block * 64 + 36)
@@ -92,14 +99,16 @@ def launch(
     scalars: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32, saved: Int32, early: Int32,
     ROWS: cutlass.Constexpr, WIDTH: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr,
     SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr,
-    CHUNKS: cutlass.Constexpr, DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
+    DEPTH: cutlass.Constexpr, WARPS: cutlass.Constexpr, CLUSTER: cutlass.Constexpr,
     FORM: cutlass.Constexpr, STORES: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
-    stream: cuda.CUstream,
+    REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: a cluster for a row, then one block for 56 columns."""
+    w_load, w_map = tile_copy(w)
     k3_output_projection_cute_apart_step(
-        x, w, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
-        rows, saved, early, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, CHUNKS, DEPTH, WARPS, CLUSTER, FORM, STORES, BACKOFF, RELEASE, JITTER,
+        x, w_load, w_map, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
+        rows, saved, early, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, DEPTH, WARPS, CLUSTER, FORM, STORES, BACKOFF, RELEASE, JITTER,
+        REHEARSE,
     ).launch(
         grid=[ROWS * CLUSTER + HIDDEN // COLUMNS, 1, 1], block=[32 * max(WARPS, UNITS // CLUSTER), 1, 1], cluster=[CLUSTER, 1, 1],
         stream=stream, min_blocks_per_mp=2, preferred_smem_carveout=10,

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
 from ..cute_sources import CUTE_MIX
-from ..params import K_ORDER, RELEASE
-from ..residency import register_limit
+from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from ..stamps import build_of
 from .common import (
     BACKOFF,
     COLUMNS,
-    GEMM_PARAMS,
     PACKET,
+    REHEARSE,
     ROW_SUM_BYTES,
     SUM_WORDS,
     UNITS,
@@ -26,21 +25,24 @@ from .common import (
     exchange_work,
     fake_tensors,
     form,
-    gemm_constraints,
-    gemm_registers,
+    gemm_columns,
     projection,
     refuses_always,
     stores,
     tensor_args,
 )
+from .family import OutputProjection
 
 if TYPE_CHECKING:
     from ..gpu_cards import GpuCard
 
 HERE = Path(__file__).parent
-INVARIANT = {"run_bytes": 64, "warps_k": 6}
+INVARIANT = {"warps_k": 6}
 """What the order of a partial's sum depends on, pinned for batch-invariant results."""
 MOST_ROWS = 16
+STEP = 32
+"""Columns of K in a tile, 64 bytes."""
+TILE_BYTES = COLUMNS * STEP * 2
 A_SM = 2
 """Blocks that an SM has room for: those of a row beside the product's."""
 
@@ -48,6 +50,17 @@ A_SM = 2
 def row_blocks(rows: int, config: Config) -> int:
     """Blocks that finish rows."""
     return rows * int(config["row_blocks"])
+
+
+def shared(rows: int, config: Config) -> int:
+    """Dynamic shared memory of a block: tiles with a barrier each, their sums, and a row's scalars."""
+    warps, depth = int(config["warps_k"]), int(config["depth"])
+    return warps * depth * TILE_BYTES + -(-warps * depth * 8 // 16) * 16 + warps * rows * SUM_WORDS * 4 + ROW_SUM_BYTES
+
+
+def room(gpu: GpuCard) -> int:
+    """Shared memory a block may have where two share an SM; the system takes of each what a lone one may not have."""
+    return gpu.shared_per_sm // A_SM - (gpu.shared_per_sm - gpu.shared_per_block)
 
 
 def threads(config: Config) -> int:
@@ -66,6 +79,7 @@ class CuteApartEngine(Engine):
             HERE / f"{name}.py"
             for name in (
                 "cute_apart",
+                "cute_copied",
                 "cute_mix",
                 "cute_parts",
                 "cute_product",
@@ -86,43 +100,49 @@ class CuteApartEngine(Engine):
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
         """How K is split over warps, loads in flight, blocks a row, how waits poll, when the next kernel may start."""
         problem = projection(problem)
-        rows = problem.rows
+        rows, width = problem.rows, problem.width
 
         return Space(
             params=(
-                *GEMM_PARAMS,
+                Param("warps_k", (4, 6, 8), "warps that share the K of a block"),
+                Param("depth", (1, 2, 3, 4, 6, 8), "tiles of weights in flight a warp"),
                 Param("row_blocks", (4, 8), "blocks of a cluster that finish a row together"),
                 PACKET,
                 BACKOFF,
+                REHEARSE,
                 RELEASE,
                 K_ORDER,
             ),
             constraints=(
-                *gemm_constraints(problem, INVARIANT),
+                pinned(INVARIANT),
                 Constraint(
-                    lambda c: gemm_registers(rows, c) <= register_limit(threads(c), gpu, A_SM),
-                    "operands in flight and sums exceed a thread's registers where two blocks share an SM",
+                    lambda c: width % gemm_columns(c) == 0,
+                    f"{{warps_k}} warps of {STEP} columns do not divide width {width}",
                 ),
                 Constraint(
-                    lambda c: 32 * 2 * A_SM * threads(c) <= gpu.registers_per_sm,
-                    "two blocks of so many warps leave a thread less than 64 registers",
+                    lambda c: int(c["depth"]) <= width // gemm_columns(c), "more tiles in flight than a warp has"
+                ),
+                Constraint(
+                    lambda c: shared(rows, c) <= room(gpu),
+                    f"two blocks of so many tiles exceed the shared memory of an SM of {gpu.name}",
                 ),
             ),
             default=self._default(problem, gpu),
         )
 
     @staticmethod
-    def _default(problem: Problem, gpu: GpuCard) -> Config:
-        """Six warps where they divide K, as deep as half of an SM's registers allow."""
-        problem = projection(problem)
+    def _default(problem: OutputProjection, gpu: GpuCard) -> Config:
+        """Six warps where they divide K, as many tiles in flight as half of an SM's shared memory holds."""
         warps = 6 if problem.width % 192 == 0 else 8
         base: Config = {
-            "run_bytes": 64, "warps_k": warps, "depth": 1, "row_blocks": 4, "packet": "bf16x7e16", "backoff": 0, "release": "loads", "k_order": "free",
+            "warps_k": warps, "depth": 1, "row_blocks": 4, "packet": "bf16x7e16", "backoff": 0, "rehearse": 0, "release": "loads", "k_order": "free",
         }  # fmt: skip
-        steps = problem.width // (32 * warps)
-        limit = register_limit(threads(base), gpu, A_SM)
-        fits = [d for d in range(1, steps + 1) if gemm_registers(problem.rows, {**base, "depth": d}) <= limit]
-        return {**base, "depth": min(max(fits, default=1), 4)}
+        steps = problem.width // (STEP * warps)
+        fits = [
+            d for d in (1, 2, 3, 4)
+            if d <= steps and shared(problem.rows, {**base, "depth": d}) <= room(gpu)
+        ]  # fmt: skip
+        return {**base, "depth": fits[-1]}
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""
@@ -140,15 +160,15 @@ class CuteApartEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), Int32(0), rows, problem.width, problem.hidden, problem.tp, problem.blocks,
-                problem.kind == "restart", eps_constant(problem.eps), int(config["run_bytes"]) // 64, int(config["depth"]),
-                warps, cluster, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), build_of(config),
+                problem.kind == "restart", eps_constant(problem.eps), int(config["depth"]), warps, cluster, form(config).name, stores(config), int(config["backoff"]), str(config["release"]), build_of(config),
+                bool(config["rehearse"]),
             ),
             arch,
             grid=(blocks, 1, 1),
             block=(threads(config), 1, 1),
-            shared_bytes=warps * rows * SUM_WORDS * 4 + ROW_SUM_BYTES,
+            shared_bytes=shared(rows, config),
             cluster=(cluster, 1, 1),
-            args=(*args.values(), Arg("int32", "rows"), Arg("int32", "blocks"), Arg("int32", "early")),
+            args=(args.pop("x"), Arg("tensor_map", args.pop("w_o").name, box=(COLUMNS, STEP)), *args.values(), Arg("int32", "rows"), Arg("int32", "blocks"), Arg("int32", "early")),
             pdl=True,
         )  # fmt: skip
         built = dataclasses.replace(built, needs_residency=True)

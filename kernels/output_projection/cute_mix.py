@@ -219,8 +219,9 @@ def take_unit(
         if cutlass.const_expr(REHEARSE):
             # behind the dependency wait: code fetched ahead of it was not there after it, on an H200
             for live in cutlass.range(2, unroll=1):
-                if live != Int32(0):
-                    arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
+                if cutlass.const_expr(WAIT_FOR > 0):  # noqa: SIM102, compiled in or not, then asked at run time
+                    if live != Int32(0):
+                        arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
                 finish(
                     mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
                     mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER, live,

@@ -156,6 +156,20 @@ def partial(
 
     if cutlass.const_expr(ROWS > 16):  # sums of more rows leave no registers for these meanwhile
         epoch, claim, whom = where_to(counter, targets, health, block, quad, TP, SHARD, STORES)
+    put_sums(acc, sums, warp, group, quad, ROWS, CHUNKS, m_tiles, n_tiles)
+    publish_sums(
+        sums, epoch, claim, whom, block, warp, lane, ROWS, HIDDEN, TP, SHARD, WARPS, FORM, STORES, WAITERS, JITTER
+    )
+    return epoch
+
+
+@cute.jit
+def put_sums(
+    acc: list, sums: cute.Tensor, warp: Int32, group: Int32, quad: Int32, ROWS: cutlass.Constexpr, CHUNKS: cutlass.Constexpr,
+    m_tiles: cutlass.Constexpr, n_tiles: cutlass.Constexpr,
+):  # fmt: skip
+    """A warp's sums to shared memory, each column at its place in its packet."""
+    halves = CHUNKS if ROWS <= 8 else 2
     size = ROWS * ROW_WORDS
     for m in cutlass.range_constexpr(m_tiles):
         for j in cutlass.range_constexpr(n_tiles):
@@ -168,6 +182,16 @@ def partial(
                     row = m * 16 + e // 2 * 8 + group
                     if row < ROWS:
                         sums[warp * size + row * ROW_WORDS + place(j * 8 + quad * 2 + e % 2)] = acc[c + e]
+
+
+@cute.jit
+def publish_sums(
+    sums: cute.Tensor, epoch: Uint32, claim: Uint32, whom: list, block: Int32, warp: Int32, lane: Int32, ROWS: cutlass.Constexpr,
+    HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, WARPS: cutlass.Constexpr, FORM: cutlass.Constexpr,
+    STORES: cutlass.Constexpr, WAITERS: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+):  # fmt: skip
+    """The warps' sums added up in their order, rounded, as packets to all ranks, or to the columns' owner."""
+    group, quad, size = lane // 4, lane % 4, ROWS * ROW_WORDS
     arch.barrier(barrier_id=GEMM_DONE, number_of_threads=32 * WARPS)
     stage(JITTER, "product")
     if cutlass.const_expr(WAITERS > 0):
@@ -203,4 +227,3 @@ def partial(
                         send(address_of(whom[i]), packet, whole, whom[i][2], epoch, FORM)
     stage(JITTER, "told")
     pause(JITTER, epoch, block * 64 + 35)
-    return epoch
