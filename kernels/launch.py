@@ -70,7 +70,7 @@ class _Loaded:
     @property
     def carveout(self) -> int:
         """See :func:`k3lab.kernels.residency.carveout`."""
-        return residency.carveout(self.launch, self.function, self.config(pdl=self.launch.pdl).sharedMemBytes)
+        return residency.carveout(self.launch, self.function, self.config(pdl=self.launch.pdl))
 
     def prefer_carveout(self, percent: int) -> None:
         """Ask for so much of an SM's memory as shared memory; a kernel that needs more gets what it needs."""

@@ -135,8 +135,17 @@ def room_on_gpu(launch: Launch, function: Any, config: Any) -> Room:
     device = answer(driver.cuCtxGetDevice())
     count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     sms = answer(driver.cuDeviceGetAttribute(count, device))
-    a_sm = answer(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.threads, launch.shared_bytes))
+    a_sm = _blocks_a_sm(launch, function, launch.shared_bytes)
     return Room(sms * a_sm, f"the driver counts {a_sm} a SM on {sms} SMs")
+
+
+def _blocks_a_sm(launch: Launch, function: Any, shared_bytes: int) -> int:
+    import cuda.bindings.driver as driver
+
+    code, a_sm = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, launch.threads, shared_bytes)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{launch.kernel}: the driver does not say what fits: {code.name}")
+    return int(a_sm)
 
 
 def even_bytes(launch: Launch, function: Any, config_of: Callable[[int], Any]) -> int:
@@ -172,7 +181,7 @@ def even_bytes(launch: Launch, function: Any, config_of: Callable[[int], Any]) -
     return launch.shared_bytes
 
 
-def carveout(launch: Launch, function: Any, shared_bytes: int) -> int:
+def carveout(launch: Launch, function: Any, config: Any) -> int:
     """Percent of an SM's shared memory that the blocks of a loaded kernel take there: what a predecessor should leave.
 
     An SM divides one memory between L1 and shared memory, by the kernels that run there, and divides it anew only when it
@@ -180,15 +189,18 @@ def carveout(launch: Launch, function: Any, shared_bytes: int) -> int:
     them: 22.2 us became 24.2 on an H200 (``carveout_of_the_predecessor`` in the probes of the attention projection).
 
     Args:
-        launch: grid.
+        launch: grid and cluster.
         function: the loaded ``CUfunction``.
-        shared_bytes: dynamic shared memory it is launched with.
+        config: the ``CUlaunchConfig`` it is launched with.
 
     Raises:
         RuntimeError: the driver does not answer.
     """
-    room = _shared_memory(launch, function)
-    return percent_taken(launch.blocks, room.sms, room.per_sm, shared_bytes + room.static + room.reserved)
+    room, sms = _shared_memory(launch, function), 0
+    if launch.cluster_blocks > 1:
+        a_sm = _blocks_a_sm(launch, function, config.sharedMemBytes)
+        sms = room_on_gpu(launch, function, config).blocks // max(a_sm, 1)
+    return percent_taken(launch.blocks, sms or room.sms, room.per_sm, config.sharedMemBytes + room.static + room.reserved)
 
 
 def percent_taken(blocks: int, sms: int, per_sm: int, per_block: int) -> int:
@@ -196,7 +208,7 @@ def percent_taken(blocks: int, sms: int, per_sm: int, per_block: int) -> int:
 
     Args:
         blocks: of the grid.
-        sms: of the device.
+        sms: of the device; for clusters those that they come to, for some of a GPC's are too few for another.
         per_sm: bytes of shared memory an SM.
         per_block: bytes a block takes of it, with what the system takes beside its own.
     """

@@ -12,7 +12,7 @@ from ..cute_row import meet
 from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause
 from .cute_copied import TILE, partial_copied, tile_copy
-from .cute_mix import UNITS, ranks_at_once, take_unit, weights_of
+from .cute_mix import UNITS, ask_unit, ranks_at_once, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS
 
 MIXED = 3
@@ -62,23 +62,24 @@ def k3_output_projection_cute_apart_step(
             if t == 0:
                 count_launch(counter, block, epoch)
     else:
-        shared = meet(t, SAVED)
+        number = block * mixers + warp
+        packet = number % UNITS * 32 + lane
+        tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         if warp < mixers:
-            number = block * mixers + warp
-            weights = weights_of(
-                res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
-            )  # fmt: skip
             if early == Int32(0):
                 arch.griddepcontrol_wait()
             stage(JITTER, "woken")
+            # ahead of all else: what is asked for later comes behind the weights
+            asked = ask_unit(tensors[0], tensors[1], number // UNITS, packet, saved, ROWS, HIDDEN, SAVED, RESTART)
+            weights = weights_of(
+                res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), packet, HIDDEN
+            )  # fmt: skip
             epoch = epoch_of(counter, block)
-            tensors = [
-                one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)
-            ]
+            shared = meet(t, SAVED)
             arch.cluster_wait()
             take_unit(
                 tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-                ranks_at_once(FORM, mixers), BACKOFF, 0, CLUSTER, JITTER, REHEARSE, True,
+                ranks_at_once(FORM, mixers), BACKOFF, 0, CLUSTER, JITTER, REHEARSE, True, asked,
             )  # fmt: skip
             stage(JITTER, "finished")
             pause(JITTER, epoch, block * 64 + 36)

@@ -67,7 +67,6 @@ def partial_copied(
         for slot in cutlass.range_constexpr(depth):
             arch.mbarrier_init(full + slot, 1)
     arch.mbarrier_init_fence()
-    arch.fence_proxy("async.shared", space="cta")
     arch.sync_warp()
     boxes = cute.local_tile(w_map, (COLUMNS, STEP), (block, None))
     target, source = cpasync.tma_partition(
@@ -97,6 +96,8 @@ def partial_copied(
             w_in += read(LOAD_TILE, at + (slot * TILE * 2 + j * 512), 4, [])
         acc = multiply(acc, w_in, x_in[s % ahead], halves)
         if cutlass.const_expr(s + depth < steps):
+            # what was read is read before the copy writes there
+            arch.fence_proxy("async.shared", space="cta")
             arch.sync_warp()
             ask(load, source, target, full, Int32((s + depth) * WARPS) + warp, slot)
         if cutlass.const_expr(s + ahead < steps):
