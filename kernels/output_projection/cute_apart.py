@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint32, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_mix import mix_of_saved
 from ..cute_row import meet
 from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause
 from .cute_copied import TILE, partial_copied, tile_copy
-from .cute_mix import UNITS, ask_unit, ranks_at_once, take_unit, weights_of
+from .cute_mix import UNITS, finish, ranks_at_once
+from .cute_parts import seven
 from .cute_product import COLUMNS, ROW_WORDS
+from .cute_slices import FIRST, NORM, OLD, RES_NORM, RES_PROJ, ask_slices, slice_words
 
 MIXED = 3
 
@@ -45,11 +48,14 @@ def k3_output_projection_cute_apart_step(
     warp = arch.make_warp_uniform(arch.warp_idx())
     counter = epochs.iterator.toint()
     mixers = UNITS // CLUSTER
+    threads, slice_bytes = 32 * max(WARPS, mixers), 448 * mixers
     steps = min(DEPTH, WIDTH // (32 * WARPS))
     ring = (
         SmemAllocator().allocate_tensor(Uint8, cute.make_layout(WARPS * steps * TILE * 2), byte_alignment=128).iterator
     )
     bars = SmemAllocator().allocate_tensor(Int64, cute.make_layout(WARPS * steps), byte_alignment=16).iterator
+    slices = SmemAllocator().allocate_tensor(Uint8, cute.make_layout(12 * slice_bytes), byte_alignment=16).iterator
+    bar = SmemAllocator().allocate_tensor(Int64, cute.make_layout(2), byte_alignment=16).iterator
     sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
     if block >= ROWS * CLUSTER:
         if warp < WARPS:
@@ -62,30 +68,52 @@ def k3_output_projection_cute_apart_step(
             if t == 0:
                 count_launch(counter, block, epoch)
     else:
-        number = block * mixers + warp
-        packet = number % UNITS * 32 + lane
-        tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
-        if warp < mixers:
-            if early == Int32(0):
-                arch.griddepcontrol_wait()
-            stage(JITTER, "woken")
-            # ahead of all else: what is asked for later comes behind the weights
-            asked = ask_unit(tensors[0], tensors[1], number // UNITS, packet, saved, ROWS, HIDDEN, SAVED, RESTART)
-            weights = weights_of(
-                res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), packet, HIDDEN
+        row, first = block // CLUSTER, block % CLUSTER * mixers
+        if t == 0:
+            ask_slices(
+                [one.iterator.toint() for one in (res_norm, res_proj, norm_w)], prefix.iterator.toint(), blocks.iterator.toint(),
+                row, first * 224, rows, saved, early, slices, bar, ROWS, HIDDEN, SAVED, RESTART, slice_bytes,
             )  # fmt: skip
-            epoch = epoch_of(counter, block)
-            shared = meet(t, SAVED)
-            arch.cluster_wait()
-            take_unit(
-                tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-                ranks_at_once(FORM, mixers), BACKOFF, 0, CLUSTER, JITTER, REHEARSE, True, asked,
-            )  # fmt: skip
-            stage(JITTER, "finished")
-            pause(JITTER, epoch, block * 64 + 36)
-            arch.barrier(barrier_id=MIXED, number_of_threads=32 * mixers)
-            if t == 0:
-                count_launch(counter, block, epoch)
+        shared = meet(t, SAVED)
+        finishes = warp < mixers
+        if early == Int32(0):
+            arch.griddepcontrol_wait()
+        stage(JITTER, "woken")
+        epoch = epoch_of(counter, block)
+        arch.cluster_wait()
+        if row < rows:
+            unit, packet = first + warp % mixers, warp * 32 + lane
+            zeros = [Float32(0.0)] * 7
+            mix, folded, norm, old = zeros, zeros, zeros, [Uint32(0)] * 4
+            total, largest = Float32(0.0), Float32(0.0)
+            if finishes:
+                arch.mbarrier_wait(bar, 0)
+                sources = [slice_words(slices, FIRST + i, packet, slice_bytes) for i in range(SAVED)]
+                if cutlass.const_expr(not RESTART):
+                    old = slice_words(slices, OLD, packet, slice_bytes)
+                scale = seven(slice_words(slices, RES_NORM, packet, slice_bytes))
+                query = seven(slice_words(slices, RES_PROJ, packet, slice_bytes))
+                folded = [g * q for g, q in zip(scale, query, strict=True)]
+                norm = seven(slice_words(slices, NORM, packet, slice_bytes))
+                mix, total, largest = mix_of_saved(
+                    sources, saved, folded, shared, unit, lane, epoch, health.iterator.toint(), block, HIDDEN, EPS, CLUSTER, JITTER
+                )  # fmt: skip
+                stage(JITTER, "asked")
+            arch.griddepcontrol_wait()
+            if cutlass.const_expr(REHEARSE) or finishes:
+                finish(
+                    mailbox.iterator.toint(), old, mix, total, largest, folded, norm, shared, unit, lane, row, epoch,
+                    health.iterator.toint(), block, prefix_out.iterator.toint(), mlp_input.iterator.toint(),
+                    ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, ranks_at_once(FORM, mixers), BACKOFF, CLUSTER, JITTER,
+                    Int32(1) if finishes else Int32(0),
+                )  # fmt: skip
+        else:
+            arch.griddepcontrol_wait()
+        stage(JITTER, "finished")
+        pause(JITTER, epoch, block * 64 + 36)
+        arch.barrier(barrier_id=MIXED, number_of_threads=threads)
+        if t == 0:
+            count_launch(counter, block, epoch)
 
 
 k3_output_projection_cute_apart_step.set_name_prefix(

@@ -14,6 +14,7 @@ from ..stamps import build_of
 from .common import (
     BACKOFF,
     COLUMNS,
+    HIDDEN,
     PACKET,
     REHEARSE,
     ROW_SUM_BYTES,
@@ -43,6 +44,8 @@ MOST_ROWS = 16
 STEP = 32
 """Columns of K in a tile, 64 bytes."""
 TILE_BYTES = COLUMNS * STEP * 2
+SLICES = 12
+"""Of a row, in shared memory: three weights, the old residual, the saved blocks."""
 A_SM = 2
 """Blocks that an SM has room for: those of a row beside the product's."""
 
@@ -55,7 +58,14 @@ def row_blocks(rows: int, config: Config) -> int:
 def shared(rows: int, config: Config) -> int:
     """Dynamic shared memory of a block: tiles with a barrier each, their sums, and a row's scalars."""
     warps, depth = int(config["warps_k"]), int(config["depth"])
-    return warps * depth * TILE_BYTES + -(-warps * depth * 8 // 16) * 16 + warps * rows * SUM_WORDS * 4 + ROW_SUM_BYTES
+    slices = SLICES * (HIDDEN // int(config["row_blocks"])) * 2 + 16
+    return (
+        warps * depth * TILE_BYTES
+        + -(-warps * depth * 8 // 16) * 16
+        + warps * rows * SUM_WORDS * 4
+        + slices
+        + ROW_SUM_BYTES
+    )
 
 
 def room(gpu: GpuCard) -> int:
@@ -123,6 +133,10 @@ class CuteApartEngine(Engine):
                     lambda c: int(c["depth"]) <= width // gemm_columns(c), "more tiles in flight than a warp has"
                 ),
                 Constraint(
+                    lambda c: c["rehearse"] == 0 or int(c["warps_k"]) > UNITS // int(c["row_blocks"]),
+                    "no warp of a row's block has nothing to finish",
+                ),
+                Constraint(
                     lambda c: shared(rows, c) <= room(gpu),
                     f"two blocks of so many tiles exceed the shared memory of an SM of {gpu.name}",
                 ),
@@ -135,7 +149,7 @@ class CuteApartEngine(Engine):
         """Six warps where they divide K, as many tiles in flight as half of an SM's shared memory holds."""
         warps = 6 if problem.width % 192 == 0 else 8
         base: Config = {
-            "warps_k": warps, "depth": 1, "row_blocks": 4, "packet": "bf16x7e16", "backoff": 0, "rehearse": 0, "release": "loads", "k_order": "free",
+            "warps_k": warps, "depth": 1, "row_blocks": 8, "packet": "bf16x7e16", "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
         }  # fmt: skip
         steps = problem.width // (STEP * warps)
         fits = [

@@ -60,19 +60,6 @@ def saved_words(
 
 
 @cute.jit
-def ask_unit(
-    prefix: Int64, blocks: Int64, row: Int32, packet: Int32, saved: Int32, ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr,
-    SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr,
-):  # fmt: skip
-    """(words of the residual, of each saved block) at a lane's columns."""
-    sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED, saved)
-    old = [Uint32(0)] * 4
-    if cutlass.const_expr(not RESTART):
-        old = row_words(prefix, row, HIDDEN, packet, False)
-    return old, sources
-
-
-@cute.jit
 def ranks_sum(
     mailbox: Int64, packet: Int32, COUNT: cutlass.Constexpr, SLOT_PACKETS: cutlass.Constexpr, FORM: cutlass.Constexpr,
     AT_ONCE: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32, BACKOFF: cutlass.Constexpr,
@@ -201,7 +188,6 @@ def take_unit(
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False, WAITS: cutlass.Constexpr = False,
-    asked: list | None = None,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
@@ -210,16 +196,16 @@ def take_unit(
     row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
     are polled, none if zero. ``REHEARSE``: what comes after it is run once before it for nothing: a warp that has nothing else
     to do has its instructions fetched when it needs them. ``WAITS``: the dependency wait comes ahead of that barrier, whether or not
-    it came before. ``asked``: what :func:`ask_unit` returned, where that was called before.
+    it came before.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
     row, unit = number // UNITS, number % UNITS
     packet = unit * 32 + lane
     if row < rows:
-        if cutlass.const_expr(asked is None):
-            old, sources = ask_unit(prefix, blocks, row, packet, saved, ROWS, HIDDEN, SAVED, RESTART)
-        else:
-            old, sources = asked
+        old = [Uint32(0)] * 4
+        sources = saved_words(blocks, row, packet, ROWS, HIDDEN, SAVED, saved)
+        if cutlass.const_expr(not RESTART):
+            old = row_words(prefix, row, HIDDEN, packet, False)
         # from here on what was asked for is waited for
         folded = [g * q for g, q in zip(seven(weights[:4]), seven(weights[4:8]), strict=True)]
         norm = seven(weights[8:])
