@@ -60,7 +60,7 @@ def any_of(missing: list):
 def poll(
     at: list, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr,
     FORM: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32,
-    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True, live: Int32 | None = None,
+    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True, live: Int32 | None = None, TOGETHER: cutlass.Constexpr = False,
 ):  # fmt: skip
     """(words of ``COUNT`` packets, ``STRIDE`` bytes apart, once all of them carry the epoch, or after the limit;
     what is missing then: zero if nothing).
@@ -69,7 +69,8 @@ def poll(
     next rank's; or all of them are rank ``slot``'s. A round loads all of them at once; its instructions are there once, so that the
     first round brings those of all others. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
     limit, or once anyone has given up, it ends with what it has and says whom it missed. With ``live`` zero nothing is waited
-    for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`).
+    for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`). ``TOGETHER``: all lanes of the warp
+    call this, and all poll until none misses anything, so that they go on as one.
     """
     each = 4 if FORM in ("bf16x7e16", "scalars") else len(at) * (2 if FORM == "b32e32x2" else 1)
     words = [Uint32(0)] * (COUNT * each)
@@ -86,6 +87,8 @@ def poll(
             for i in cutlass.range_constexpr(COUNT):
                 late |= Uint32(1 << (i if OF_RANKS else 0)) << slot if differs[i] != Uint32(0) else Uint32(0)
             started, waits = look(epoch, health, started, late, PHASE, block)
+        if cutlass.const_expr(TOGETHER):
+            waits = arch.vote_any_sync(waits)
         if cutlass.const_expr(BACKOFF > 0):  # noqa: SIM102, compiled in or not, then asked at run time
             if waits:
                 arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])

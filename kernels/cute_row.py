@@ -115,5 +115,5 @@ def hear(
         if cutlass.const_expr(BACKOFF > 0):
             # all tell at the same time: who asks at once asks in vain, and knows it a whole trip later
             arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
-        words, _ = poll([at], COUNT, STEP, "gpu", "scalars", epoch, health, ROW, 0, block, BACKOFF, True, live)
+        words, _ = poll([at], COUNT, STEP, "gpu", "scalars", epoch, health, ROW, 0, block, BACKOFF, True, live, True)
     return words

@@ -200,7 +200,9 @@ def carveout(launch: Launch, function: Any, config: Any) -> int:
     if launch.cluster_blocks > 1:
         a_sm = _blocks_a_sm(launch, function, config.sharedMemBytes)
         sms = room_on_gpu(launch, function, config).blocks // max(a_sm, 1)
-    return percent_taken(launch.blocks, sms or room.sms, room.per_sm, config.sharedMemBytes + room.static + room.reserved)
+    return percent_taken(
+        launch.blocks, sms or room.sms, room.per_sm, config.sharedMemBytes + room.static + room.reserved
+    )
 
 
 def percent_taken(blocks: int, sms: int, per_sm: int, per_block: int) -> int:

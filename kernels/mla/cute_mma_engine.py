@@ -223,7 +223,12 @@ class CuteMmaEngine(Engine):
                     launch_attend, ATTEND, rows, (attend, scale, early, release), attend.blocks, attend.shared_bytes, 1
                 ),
                 build(
-                    launch_value, VALUE, rows, (value_of(problem, config), release), around.head_blocks, around.value_bytes,
+                    launch_value,
+                    VALUE,
+                    rows,
+                    (value_of(problem, config), release),
+                    around.head_blocks,
+                    around.value_bytes,
                     around.cluster,
                 ),
             )

@@ -58,14 +58,8 @@ def row_blocks(rows: int, config: Config) -> int:
 def shared(rows: int, config: Config) -> int:
     """Dynamic shared memory of a block: tiles with a barrier each, their sums, and a row's scalars."""
     warps, depth = int(config["warps_k"]), int(config["depth"])
-    slices = SLICES * (HIDDEN // int(config["row_blocks"])) * 2 + 16
-    return (
-        warps * depth * TILE_BYTES
-        + -(-warps * depth * 8 // 16) * 16
-        + warps * rows * SUM_WORDS * 4
-        + slices
-        + ROW_SUM_BYTES
-    )
+    brought = max(warps * depth * TILE_BYTES, SLICES * (HIDDEN // int(config["row_blocks"])) * 2)
+    return brought + -(-warps * depth * 8 // 16) * 16 + warps * rows * SUM_WORDS * 4 + ROW_SUM_BYTES
 
 
 def room(gpu: GpuCard) -> int:

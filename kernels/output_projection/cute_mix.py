@@ -76,7 +76,7 @@ def ranks_sum(
         at = [mailbox + first * stride + offset for offset in offsets(packet, FORM)]
         count = min(AT_ONCE, COUNT - first)
         words, more = poll(
-            at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF, True, live
+            at, count, stride, "sys", FORM, epoch, health, PHASE, slot + first, block, BACKOFF, True, live, True
         )
         missing |= more
         for i in cutlass.range_constexpr(count):
