@@ -16,7 +16,7 @@ from .cute_copied import TILE, partial_copied, tile_copy
 from .cute_mix import UNITS, finish, ranks_at_once
 from .cute_parts import seven
 from .cute_product import COLUMNS, ROW_WORDS
-from .cute_slices import FIRST, NORM, OLD, RES_NORM, RES_PROJ, ask_slices, slice_words
+from .cute_slices import FIRST, NORM, OLD, RES_NORM, RES_PROJ, SLICES, ask_slices, slice_words
 
 MIXED = 3
 
@@ -50,12 +50,10 @@ def k3_output_projection_cute_apart_step(
     mixers = UNITS // CLUSTER
     threads, slice_bytes = 32 * max(WARPS, mixers), 448 * mixers
     steps = min(DEPTH, WIDTH // (32 * WARPS))
-    ring = (
-        SmemAllocator().allocate_tensor(Uint8, cute.make_layout(WARPS * steps * TILE * 2), byte_alignment=128).iterator
-    )
+    # a block of the product has its tiles there, one of a row its slices
+    brought = max(WARPS * steps * TILE * 2, SLICES * slice_bytes)
+    ring = SmemAllocator().allocate_tensor(Uint8, cute.make_layout(brought), byte_alignment=128).iterator
     bars = SmemAllocator().allocate_tensor(Int64, cute.make_layout(WARPS * steps), byte_alignment=16).iterator
-    slices = SmemAllocator().allocate_tensor(Uint8, cute.make_layout(12 * slice_bytes), byte_alignment=16).iterator
-    bar = SmemAllocator().allocate_tensor(Int64, cute.make_layout(2), byte_alignment=16).iterator
     sums = SmemAllocator().allocate_tensor(Float32, cute.make_layout(WARPS * ROWS * ROW_WORDS), byte_alignment=16)
     if block >= ROWS * CLUSTER:
         if warp < WARPS:
@@ -72,7 +70,7 @@ def k3_output_projection_cute_apart_step(
         if t == 0:
             ask_slices(
                 [one.iterator.toint() for one in (res_norm, res_proj, norm_w)], prefix.iterator.toint(), blocks.iterator.toint(),
-                row, first * 224, rows, saved, early, slices, bar, ROWS, HIDDEN, SAVED, RESTART, slice_bytes,
+                row, first * 224, rows, saved, early, ring, bars, ROWS, HIDDEN, SAVED, RESTART, slice_bytes,
             )  # fmt: skip
         shared = meet(t, SAVED)
         finishes = warp < mixers
@@ -87,14 +85,14 @@ def k3_output_projection_cute_apart_step(
             mix, folded, norm, old = zeros, zeros, zeros, [Uint32(0)] * 4
             total, largest = Float32(0.0), Float32(0.0)
             if finishes:
-                arch.mbarrier_wait(bar, 0)
-                sources = [slice_words(slices, FIRST + i, packet, slice_bytes) for i in range(SAVED)]
+                arch.mbarrier_wait(bars, 0)
+                sources = [slice_words(ring, FIRST + i, packet, slice_bytes) for i in range(SAVED)]
                 if cutlass.const_expr(not RESTART):
-                    old = slice_words(slices, OLD, packet, slice_bytes)
-                scale = seven(slice_words(slices, RES_NORM, packet, slice_bytes))
-                query = seven(slice_words(slices, RES_PROJ, packet, slice_bytes))
+                    old = slice_words(ring, OLD, packet, slice_bytes)
+                scale = seven(slice_words(ring, RES_NORM, packet, slice_bytes))
+                query = seven(slice_words(ring, RES_PROJ, packet, slice_bytes))
                 folded = [g * q for g, q in zip(scale, query, strict=True)]
-                norm = seven(slice_words(slices, NORM, packet, slice_bytes))
+                norm = seven(slice_words(ring, NORM, packet, slice_bytes))
                 mix, total, largest = mix_of_saved(
                     sources, saved, folded, shared, unit, lane, epoch, health.iterator.toint(), block, HIDDEN, EPS, CLUSTER, JITTER
                 )  # fmt: skip

@@ -13,6 +13,7 @@ COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}
 LOAD_PAIR, LOAD_LAST = "ld.shared.u32 $0, [$1];", "{ .reg .b16 h; ld.shared.u16 h, [$1]; cvt.u32.u16 $0, h; }"
 # places: the AttnRes norm, the query, the norm's weight, the old residual, the saved blocks
 RES_NORM, RES_PROJ, NORM, OLD, FIRST = 0, 1, 2, 3, 4
+SLICES = 12
 
 
 @cute.jit
