@@ -120,7 +120,8 @@ def conclude(
             arch.inline_ptx(CLEAR_KEY, read_only_args=[keys + Int64(row) * 8, Uint32(0)])
         if row < rows:
             at = mailbox + B.offset(to, parity, row)
-            words, _ = poll([at], 1, 0, "sys", "scalars", epoch, health, PARTIAL, to, block, BACKOFF)
+            # all lanes at once: the warp's maxima come next, and a warp that left lane by lane takes their slow paths
+            words, _ = poll([at], 1, 0, "sys", "scalars", epoch, health, PARTIAL, to, block, BACKOFF, TOGETHER=True)
             order = order_of(words[0])
             top = largest(order)
             low = largest((words[1] ^ Uint32(ALL)) if order == top else Uint32(0))

@@ -64,7 +64,7 @@ def gathered(
             rank, word = C.place(pair)
             at.append(source + Int64(rank * B.slot_bytes + B.within(parity, row, word)))
             slots.append(rank)
-        words = poll_twos(at, slots, epoch, health, block, BACKOFF, live)
+        words = poll_twos(at, slots, epoch, health, block, BACKOFF, live, TOGETHER=True)
     else:
         words = []
         for pair in pairs:
