@@ -127,8 +127,8 @@ def meet(row: Int32, C: cutlass.Constexpr):
 
 @cute.jit
 def choose(
-    words: list, bias: list, pairs: list, local: Int32, lane: Int32, memory: list, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr,
+    words: list, bias: list, pairs: list, local: Int32, warp: Int32, lane: Int32, memory: list, scaling: cutlass.Constexpr,
+    C: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """(place of the choice, expert, weight, scores that are NaN), the last for lane 0, the others for ``top_k`` lanes.
 
@@ -141,19 +141,20 @@ def choose(
         bias: of its biases.
         pairs: its pairs of experts.
         local: row of the block.
+        warp: of the row, warp-uniform.
         lane: of the row, all its warps'.
         memory: best [rows][32], candidates [rows][most], their scores, counts [rows][2].
         scaling: of the weights.
         C: layout.
     """
     best, candidates, scores, counts = memory
-    warp, inside = lane // 32, lane % 32
+    inside = lane % 32
     best_at = best.iterator + local * 32
     list_at = candidates.iterator + local * C.most
     for i in cutlass.range_constexpr(-(-C.most // C.lanes)):
         if i * C.lanes + lane < C.most:
             candidates[local * C.most + i * C.lanes + lane] = Uint64(0)
-    if lane < 32:
+    if warp == 0:
         if lane >= C.groups:
             best[local * 32 + lane] = Uint64(0)
         if lane < 2:

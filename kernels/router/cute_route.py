@@ -17,9 +17,9 @@ COPIES = 4
 
 @cute.jit
 def choose_row(
-    tensors: list, row: Int32, pairs: list, held: list, local: Int32, lane: Int32, epoch: Uint32, block: Int32, memory: list,
-    scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
-    live: Int32 | None,
+    tensors: list, row: Int32, pairs: list, held: list, local: Int32, warp: Int32, lane: Int32, epoch: Uint32, block: Int32,
+    memory: list, scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr, live: Int32 | None,
 ):  # fmt: skip
     """A row's logits and its choice; with ``live`` zero none of it but the instructions: nobody is waited for, nothing leaves
     the block.
@@ -36,7 +36,7 @@ def choose_row(
             if (C.pair(lane, i) < C.pairs) & real:
                 at = logits + (row * C.experts + 2 * pairs[i]) * 4
                 arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
-    place, expert, weight, odd = choose(words, held, pairs, local, lane, memory, scaling, C, JITTER)
+    place, expert, weight, odd = choose(words, held, pairs, local, warp, lane, memory, scaling, C, JITTER)
     if (lane < C.top_k) & real:
         entry = row * C.top_k + place
         arch.inline_ptx(STORE, read_only_args=[ids + entry * 4, Uint32(expert)])
@@ -66,8 +66,12 @@ def route(
     sizes, pieces = C.sizes(), []
     for i in cutlass.range_constexpr(len(kinds)):
         pieces.append(piece(memory, sum(sizes[:i]), kinds[i], sizes[i] * 8 // kinds[i].width))
-    local = t // C.lanes
-    lane = t % C.lanes
+    # one value a warp, and the compiler knows: by a lane's own it would bring the warp together anew before each shuffle
+    warp = arch.make_warp_uniform(arch.warp_idx())
+    local, lane = Int32(0), t
+    if cutlass.const_expr(C.rows_a_block > 1):
+        local, warp = warp // C.warps_a_row, warp % C.warps_a_row
+        lane = 32 * warp + t % 32
     row = part * C.rows_a_block + local
     mine = (local < C.rows_a_block) & (row < rows)
     pairs = pairs_of(lane, C)
@@ -85,12 +89,12 @@ def route(
         if cutlass.const_expr(REHEARSE):
             for live in cutlass.range(2, unroll=1):
                 choose_row(
-                    tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, live
+                    tensors, row, pairs, held, local, warp, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, live
                 )  # fmt: skip
                 meet(local, C)  # what the row's warps write for each other is written anew
         else:
             choose_row(
-                tensors, row, pairs, held, local, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, None
+                tensors, row, pairs, held, local, warp, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, None
             )  # fmt: skip
     arch.sync_threads()
     return epoch

@@ -15,7 +15,7 @@ from k3lab.kernels.router import arithmetic, common
 from k3lab.kernels.router.choice_layout import Choice
 from k3lab.kernels.router.layout import Board, Front, power_of_two
 from k3lab.tuning.compare import compare
-from k3lab.tuning.cubin import kernel_resources
+from k3lab.tuning.cubin import kernel_resources, sass
 from k3lab.tuning.sass_order import WAIT, behind_fault, order, places, release_fault, unwaited, wait_fault
 
 from .router_case import FAMILY, FUSED, MMA, config, engine_of, problem
@@ -23,6 +23,9 @@ from .router_case import FAMILY, FUSED, MMA, config, engine_of, problem
 CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
 WEIGHTS = r"LDG\.E\.NA\.LTC\S*128|LDG\.E\.NA\.128"
 BIAS = r"LDG\.E\.NA\.64"
+# where the compiler cannot prove that a warp is together, as behind polls that end lane by lane, it gives shuffles and votes
+# a second form that first brings the warp together: out of line, so cold, and about a microsecond where it is taken
+SLOW_PATHS = re.compile(r"BRA\.DIV|ENDCOLLECTIVE")
 
 
 def drawn(one, card, count, seed=0):
@@ -246,6 +249,16 @@ def test_machine_code_of_steps(arch, rows):
     assert chosen["release"] == "loads" and len(places(code, "PREEXIT")) == 3
     assert FUSED.releases_behind(chosen) and behind_fault(code) is None
     assert not places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")
+    assert not SLOW_PATHS.search(sass(launch.cubin))
+
+
+@pytest.mark.parametrize("change", [{}, {"rehearse": 1}])
+def test_machine_code_of_steps_with_several_rows_a_block_has_no_slow_paths(change):
+    one = problem(2)
+    chosen = config(one) | change
+    assert common.choice_of(one, chosen).rows_a_block > 1
+    (launch,) = FUSED.compile(one, chosen, "sm_90a").launches
+    assert not SLOW_PATHS.search(sass(launch.cubin))
 
 
 @pytest.mark.parametrize(("tp", "rows"), [(16, 17), (16, 33), (8, 24)])
