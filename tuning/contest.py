@@ -15,7 +15,7 @@ from ..kernels import Compiled, Family, Problem
 from ..kernels.collectives import CollectiveError
 from ..kernels.health import check_health
 from . import clocks
-from .alternatives import PYTORCH
+from .alternatives import MOST_CALLS, PYTORCH
 from .outcome import describe
 from .policy import TimingPolicy
 from .timing import RESTED, Captured, Series, capture_calls, input_copies, restorer, warm_note
@@ -84,7 +84,7 @@ def time_contest(
         sign()
         lanes.append(Lane(failed=compiled) if isinstance(compiled, str) else _lane(compiled, copies, policy))
     other = Lane()
-    plain = [call for tensors in copies if (call := family.alternative(problem, tensors)) is not None]
+    plain = [call for tensors in copies[:MOST_CALLS] if (call := family.alternative(problem, tensors)) is not None]
     if plain:
         other.captured = capture_calls(plain, policy)
     runs = [*lanes, other]

@@ -127,11 +127,13 @@ def eps_constant(eps: float) -> float:
 
 
 def registers(shape: Cut, at_once: int) -> int:
-    """Registers of a making block's thread: weights under way, beside them the packets of a round or the sums; and the rest."""
+    """Registers of a making block's thread: weights under way, beside them the packets of a round or the sums; and the rest,
+    which where rows go in several passes knows which.
+    """
     weights = 34 * shape.chunks_each  # and their address
     polled = 4 * (shape.rounds_at_once if shape.two_shot else 1)
     polled = max(polled, 4 * min(at_once, shape.tp))
-    return weights + max(polled, 32 // shape.chunks_each) + RESERVED_REGISTERS
+    return weights + max(polled, 32 // shape.chunks_each) + RESERVED_REGISTERS + (4 if shape.passes > 1 else 0)
 
 
 def shared_bytes(shape: Cut) -> int:

@@ -44,7 +44,7 @@ def k3_moe_tail_cute_fused_step(
             )
         ]  # fmt: skip
         epoch = make_columns(
-            [*tensors, counter, record], memory, rows, block, t, T, EPS, AT_ONCE, BACKOFF, REHEARSE, RELEASE, JITTER
+            [*tensors, counter, record], memory, rows, block, t, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER
         )  # fmt: skip
         # all warps of the block have read its counter before a barrier that is behind them
         stage(JITTER, "finished")

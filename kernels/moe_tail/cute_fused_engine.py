@@ -76,8 +76,8 @@ class CuteFusedEngine(Engine):
                 BACKOFF,
                 Param(
                     "rehearse",
-                    (0, 1, 2),
-                    "what some warps run ahead for nothing, which fetches its code: nothing, a row's end, the columns too",
+                    (0, 1),
+                    "a row's end run ahead for nothing by warps that have no columns, which fetches its code",
                 ),
                 RELEASE,
                 K_ORDER,
@@ -122,7 +122,10 @@ class CuteFusedEngine(Engine):
 
         choices = [{**base, "split_k": split, "rows_each": each} for each in (1, 2, 4, 8) for split in (8, 4)]
         chosen = next((c for c in choices if fits(c)), base)
-        return {**chosen, "at_once": min(16, max(4, problem.tp)) if chosen["split_k"] == 8 else 4}
+        if chosen["split_k"] != 8:
+            return {**chosen, "at_once": 4}
+        most = min(16, max(4, problem.tp))
+        return {**chosen, "at_once": most if registers(cut(problem, chosen), most) <= LEAST_REGISTERS else most // 2}
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""

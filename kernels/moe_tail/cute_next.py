@@ -70,7 +70,7 @@ def end_row(
     four = [delta_at + 16 * i for i in range(4)]
     folded = folded_query(kept_at)
     delta, _ = poll(
-        four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live
+        four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live, True
     )  # fmt: skip
     stage_live(JITTER, "heard", live)
     before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)

@@ -15,22 +15,25 @@ from ..cute_waits import look
 def poll(
     at: list, COUNT: cutlass.Constexpr, STRIDE: cutlass.Constexpr, SCOPE: cutlass.Constexpr,
     FORM: cutlass.Constexpr, epoch: Uint32, health: Int64, PHASE: cutlass.Constexpr, slot: Int32, block: Int32,
-    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr = True,
+    BACKOFF: cutlass.Constexpr, OF_RANKS: cutlass.Constexpr, asks: cutlass.Boolean,
 ):  # fmt: skip
-    """What :func:`..cute_polls.poll` does and gives back, its first round apart from the others.
+    """What :func:`..cute_polls.poll` does and gives back where a warp polls together, its first round apart from the others.
+
+    All lanes of the warp call this; those that do not ``ask`` wait for nothing, and nothing is missing of theirs.
 
     The waits of threads that hold weights are at the limit of their registers: with one loop for all rounds the compiler puts some of
     the weights on the stack.
     """
     words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
-    missing = any_of(each)
+    missing = any_of(each) if asks else Uint32(0)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
-    while waits:
+    # as one: a shuffle behind a loop that lanes leave one by one takes a slow way
+    while arch.vote_any_sync(waits):
         if cutlass.const_expr(BACKOFF > 0):
             arch.inline_ptx("nanosleep.u32 {$r0};", read_only_args=[Uint32(BACKOFF)])
         words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
-        missing = any_of(each)
+        missing = any_of(each) if asks else Uint32(0)
         waits = missing != Uint32(0)
         rounds += 1
         if waits and rounds % cute_polls.POLLS_A_LOOK == 0:

@@ -20,15 +20,17 @@ STORE_TWO = "st.shared.v2.u32 [{$r0}], {{$r1}, {$r2}};"
 @cute.jit
 def ranks_quad(
     box: Int64, within: Int32, COLUMNS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, epoch: Uint32, health: Int64,
-    block: Int32, BACKOFF: cutlass.Constexpr, T: cutlass.Constexpr,
+    block: Int32, BACKOFF: cutlass.Constexpr, T: cutlass.Constexpr, asks: cutlass.Boolean,
 ):  # fmt: skip
-    """(sum of four columns over the ranks, in rank order in FP32, rounded: two words; what was missing after the limit)."""
+    """All lanes of a warp, for those that ``ask``: (sum of four columns over the ranks, in rank order in FP32, rounded: two words; what was missing after the limit)."""
     sums: list = []
     missing, stride = Uint32(0), T.slot_bytes(COLUMNS)
     for first in cutlass.range_constexpr(0, T.tp, AT_ONCE):
         count = min(AT_ONCE, T.tp - first)
         at = [box + (first * stride + within)]
-        words, more = poll(at, count, stride, "sys", "b32e32x2", epoch, health, PARTIAL, Int32(first), block, BACKOFF)
+        words, more = poll(
+            at, count, stride, "sys", "b32e32x2", epoch, health, PARTIAL, Int32(first), block, BACKOFF, True, asks
+        )
         missing |= more
         for i in cutlass.range_constexpr(count):
             one = [low(words[2 * i]), high(words[2 * i]), low(words[2 * i + 1]), high(words[2 * i + 1])]
@@ -55,15 +57,16 @@ def own_latents(
     line = read(LOAD_TARGET, totals_to + rank * 16, 4, [])
     for task in cutlass.range(number, T.total_tasks(there), T.making * 16, unroll=1):
         place, _ = T.total_task(task, lane)
+        asks = place < there * quads
+        place = cutlass.min(place, there * quads - 1)
         within = T.within(T.shard_latents, Int32(epoch & Uint32(1)), place // quads, place % quads * 4)
         pause(JITTER, epoch, block * 64 + 44)
-        if place < there * quads:
-            words, more = ranks_quad(
-                latents, within, T.shard_latents, AT_ONCE, epoch, health, block, BACKOFF, T
-            )  # fmt: skip
-            pause(JITTER, epoch, block * 64 + 45)
-            if (more | claim) == Uint32(0):
-                send_quad(line, within, words, epoch)
+        words, more = ranks_quad(
+            latents, within, T.shard_latents, AT_ONCE, epoch, health, block, BACKOFF, T, asks
+        )  # fmt: skip
+        pause(JITTER, epoch, block * 64 + 45)
+        if asks and (more | claim) == Uint32(0):
+            send_quad(line, within, words, epoch)
 
 
 @cute.jit
@@ -94,24 +97,26 @@ def sum_latents(
     pause(JITTER, epoch, block * 64 + warp)
     for first in cutlass.range_constexpr(0, T.rounds, T.rounds_at_once):
         row, place, there = T.quad(first, warp, lane)
-        column = part * T.span + place * 4
-        polled = [Uint32(0)] * (2 * T.rounds_at_once)
-        if there:
-            if cutlass.const_expr(T.two_shot):
-                # one owner's sums of several rounds in flight at once
-                owner = column // T.shard_latents
-                at = owner * T.slot_bytes(T.shard_latents) + T.within(
-                    T.shard_latents, parity, row0 + row, column % T.shard_latents
-                )
-                polled, more = poll(
-                    [box + at], T.rounds_at_once, T.beside * T.shard_latents * 4, "sys", "b32e32x2", epoch, health, TOTAL,
-                    owner, block, BACKOFF, False,
-                )  # fmt: skip
-            else:
-                polled, more = ranks_quad(
-                    box, T.within(T.latent, parity, row0 + row, column), T.latent, AT_ONCE, epoch, health, block, BACKOFF, T
-                )  # fmt: skip
-            late |= more
+        # lanes that have none ask with the others for the first one's
+        row, near = (row, place) if there else (Int32(0), Int32(0))
+        column = part * T.span + near * 4
+        if cutlass.const_expr(T.two_shot):
+            # one owner's sums of several rounds in flight at once
+            owner = column // T.shard_latents
+            first_at = (
+                box
+                + owner * T.slot_bytes(T.shard_latents)
+                + T.within(T.shard_latents, parity, row0 + row, column % T.shard_latents)
+            )
+            polled, more = poll(
+                [first_at], T.rounds_at_once, T.beside * T.shard_latents * 4, "sys", "b32e32x2", epoch, health, TOTAL,
+                owner, block, BACKOFF, False, there,
+            )  # fmt: skip
+        else:
+            polled, more = ranks_quad(
+                box, T.within(T.latent, parity, row0 + row, column), T.latent, AT_ONCE, epoch, health, block, BACKOFF, T, there
+            )  # fmt: skip
+        late |= more
         for turn in cutlass.range_constexpr(T.rounds_at_once):
             row, _, there = T.quad(first + turn, warp, lane)
             square = Float32(0.0)
@@ -136,11 +141,14 @@ def sum_share(
 
     Behind them lie four words: the first two say of either warp whether a wait gave up.
     """
-    row, quad, late = place // T.quads_own, place % T.quads_own, Uint32(0)
+    row, quad = place // T.quads_own, place % T.quads_own
     pause(JITTER, epoch, block * 64 + 46)
-    if row < T.pass_rows:
-        within = T.within(T.shard, Int32(epoch & Uint32(1)), row0 + row, first_column + quad * 4)
-        words, late = ranks_quad(box, within, T.shard, AT_ONCE, epoch, health, block, BACKOFF, T)
+    asks = row < T.pass_rows
+    within = T.within(
+        T.shard, Int32(epoch & Uint32(1)), row0 + cutlass.min(row, T.pass_rows - 1), first_column + quad * 4
+    )
+    words, late = ranks_quad(box, within, T.shard, AT_ONCE, epoch, health, block, BACKOFF, T, asks)
+    if asks:
         arch.inline_ptx(STORE_TWO, read_only_args=[shares_at + place * 8, *words])
     anyone = arch.vote_ballot_sync(late != Uint32(0))
     if place % 32 == 0:

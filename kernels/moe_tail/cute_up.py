@@ -70,11 +70,9 @@ def multiply_latents(runs: list, x_at: Int32, sums_at: Int32, warp: Int32, lane:
 @cute.jit
 def push(
     sums_at: Int32, squares_at: Int32, pushed: cute.Pointer, bar: cute.Pointer, half: Int32, part: Int32, t: Int32,
-    live: Int32, T: cutlass.Constexpr,
+    T: cutlass.Constexpr,
 ):  # fmt: skip
-    """The block's sums, each to the block of the cluster that owns its columns; squares and lateness to all of them. Nothing with
-    ``live`` zero.
-    """
+    """The block's sums, each to the block of the cluster that owns its columns; squares and lateness to all of them."""
     if t < T.pass_rows * 16:
         row, quad = t // 16, t % 16
         total = [as_float(word) for word in near(LOAD_FOUR, sums_at + (row * 72 + quad * 4) * 4, 4)]
@@ -83,8 +81,7 @@ def push(
             total = [a + as_float(b) for a, b in zip(total, more, strict=True)]
         at = pushed + (T.pushed(half, part, row) + quad % T.quads_own * 4)
         words = tuple(Int32(as_word(one)) for one in total)
-        if live != Int32(0):
-            arch.store_async_dsmem(at.align(16), words, bar, quad // T.quads_own)
+        arch.store_async_dsmem(at.align(16), words, bar, quad // T.quads_own)
     other = t - 256
     if other >= 0 and other < T.pass_rows * T.split:
         row = other // T.split
@@ -96,8 +93,7 @@ def push(
             late |= near(LOAD_ONE, squares_at + (T.pass_rows * T.row_warps + warp) * 4, 1)[0]
         at = pushed + (T.pushed(half, part, row) + T.own)
         words = (Int32(as_word(square)), Int32(late), Int32(0), Int32(0))
-        if live != Int32(0):
-            arch.store_async_dsmem(at.align(16), words, bar, other % T.split)
+        arch.store_async_dsmem(at.align(16), words, bar, other % T.split)
 
 
 @cute.jit
@@ -143,15 +139,10 @@ def make_pass(
     runs: list, mailboxes: list, deltas_to: Int64, places: list, pushed: cute.Pointer, bars: cute.Pointer,
     turn: Int32, rows: Int32, cluster: Int32, part: Int32, block: Int32, t: Int32, warp: Int32, lane: Int32, epoch: Uint32,
     claim: Uint32, health: Int64,
-    live: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """One pass of rows: ``places`` are what :attr:`.layout.Cut.making_bytes` names.
-
-    With ``live`` zero a warp does for nothing what is behind the latents: it waits for nobody, and what it leaves in shared memory
-    are its own sums, which it makes anew.
-    """
+    """One pass of rows: ``places`` are what :attr:`.layout.Cut.making_bytes` names."""
     x_at, sums_at, squares_at, shares_at, gamma_at, pushed_at = places
     if cutlass.const_expr(T.share_first):  # noqa: SIM102, compiled in or not, then asked at run time
         if warp >= 14:
@@ -161,47 +152,40 @@ def make_pass(
             )  # fmt: skip
     row0, half, phase = turn * T.pass_rows, turn % 2, turn // 2 % 2
     column = cluster * 64 + part * T.own
-    if live != Int32(0):
-        sum_latents(
-            mailboxes[0], gamma_at + t * 8, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, AT_ONCE, BACKOFF,
-            T, JITTER,
-        )  # fmt: skip
+    sum_latents(
+        mailboxes[0], gamma_at + t * 8, x_at, squares_at, row0, part, warp, lane, epoch, claim, health, block, AT_ONCE, BACKOFF,
+        T, JITTER,
+    )  # fmt: skip
     line_at = deltas_to + t % T.tp * 16
     # asked for before the block and its cluster are waited for: a trip to memory is no shorter. Beside the weights, which are kept
     # where there are more passes, there are no registers for it
     line = read(LOAD_TARGET, line_at, 4, []) if cutlass.const_expr(T.passes == 1) else []
-    if live != Int32(0):
-        arch.sync_threads()
+    arch.sync_threads()
     stage(JITTER, "heard")
     if warp < T.warps_k:
         multiply_latents(runs, x_at, sums_at, warp, lane, T)
-    # who rehearses does what the first warp does, or the first of those that push squares
-    place = t if live != Int32(0) else t % 32 + warp % 2 * 256
     if warp < 14:
-        if live != Int32(0):
-            arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
+        arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
         stage(JITTER, "product")
         pause(JITTER, epoch, block * 64 + 47)
-        push(sums_at, squares_at, pushed, bars + half, half, part, place, live, T)
+        push(sums_at, squares_at, pushed, bars + half, half, part, t, T)
     elif cutlass.const_expr(not T.share_first):
         sum_share(
             mailboxes[1], shares_at, row0, column, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T, JITTER
         )  # fmt: skip
     if cutlass.const_expr(T.passes > 1):
         line = read(LOAD_TARGET, line_at, 4, [])
-    if live != Int32(0):
-        # waits of the cluster end: each block pushes, since all its other waits end
-        arch.mbarrier_wait(bars + half, phase)
-        stage(JITTER, "told")
-        if cutlass.const_expr(not T.share_first):
-            arch.sync_threads()
+    # waits of the cluster end: each block pushes, since all its other waits end
+    arch.mbarrier_wait(bars + half, phase)
+    stage(JITTER, "told")
+    if cutlass.const_expr(not T.share_first):
+        arch.sync_threads()
     if cutlass.const_expr(T.passes > 2):  # noqa: SIM102, compiled in or not, then asked at run time
         if t == 0 and turn + 2 < T.live_passes(rows):
             arch.mbarrier_arrive_and_expect_tx(bars + half, T.pushed_bytes)
-    if place < T.publishing:
+    if t < T.publishing:
         publish_columns(
-            pushed_at, shares_at, line, half, row0, column, place, rows if live != Int32(0) else Int32(0), epoch, claim, block, EPS,
-            T, JITTER,
+            pushed_at, shares_at, line, half, row0, column, t, rows, epoch, claim, block, EPS, T, JITTER
         )  # fmt: skip
 
 
@@ -209,7 +193,7 @@ def make_pass(
 def make_columns(
     tensors: list, memory: cute.Pointer, rows: Int32, block: Int32, t: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """All of a making block, but for its counter: from its weights to its columns on every rank.
 
@@ -271,22 +255,15 @@ def make_columns(
     # each thread's own place, for all passes; behind the barrier, or the compiler waits for these words before it sends
     arch.inline_ptx(STORE_TWO, read_only_args=[places[4] + t * 8, *gamma])
     mailboxes = [totals if cutlass.const_expr(T.two_shot) else latents, shares]
-    if cutlass.const_expr(REHEARSE > 1 and T.passes == 1 and T.warps_k == 14):
-        # warps that are not waited for yet run it twice, so that the instructions are on the SM when the latents come
-        for live in cutlass.range(Int32(0) if warp // 2 == 6 else Int32(1), 2, 1, unroll=1):
-            make_pass(
-                runs, mailboxes, deltas_to, places, pushed, bars, 0, rows, cluster, part, block, t, warp, lane, epoch, claim,
-                health, live, T, EPS, at_once, BACKOFF, JITTER,
-            )  # fmt: skip
-    elif cutlass.const_expr(T.passes == 1):
+    if cutlass.const_expr(T.passes == 1):
         make_pass(
             runs, mailboxes, deltas_to, places, pushed, bars, 0, rows, cluster, part, block, t, warp, lane, epoch, claim,
-            health, Int32(1), T, EPS, at_once, BACKOFF, JITTER,
+            health, T, EPS, at_once, BACKOFF, JITTER,
         )  # fmt: skip
     else:
         for turn in cutlass.range(0, T.live_passes(rows), 1, unroll=1):
             make_pass(
                 runs, mailboxes, deltas_to, places, pushed, bars, turn, rows, cluster, part, block, t, warp, lane, epoch,
-                claim, health, Int32(1), T, EPS, at_once, BACKOFF, JITTER,
+                claim, health, T, EPS, at_once, BACKOFF, JITTER,
             )  # fmt: skip
     return epoch

@@ -158,7 +158,7 @@ def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("tp", "rows", "exchange", "rehearse"), [(16, 1, "one_shot", 2), (16, 3, "two_shot", 2), (4, 1, "two_shot", 1)]
+    ("tp", "rows", "exchange", "rehearse"), [(16, 1, "one_shot", 1), (16, 3, "two_shot", 0), (4, 1, "two_shot", 1)]
 )
 def test_the_models_own_sizes(
     monkeypatch: pytest.MonkeyPatch, tp: int, rows: int, exchange: str, rehearse: int
