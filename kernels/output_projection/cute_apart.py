@@ -50,6 +50,8 @@ def k3_output_projection_cute_apart_step(
     mixers = UNITS // CLUSTER
     threads, slice_bytes = 32 * max(WARPS, mixers), 448 * mixers
     steps = min(DEPTH, WIDTH // (32 * WARPS))
+    # an SM's registers are two blocks'
+    at_once = ranks_at_once(FORM, 2 * max(WARPS, mixers))
     # a block of the product has its tiles there, one of a row its slices
     brought = max(WARPS * steps * TILE * 2, SLICES * slice_bytes)
     ring = SmemAllocator().allocate_tensor(Uint8, cute.make_layout(brought), byte_alignment=128).iterator
@@ -65,6 +67,8 @@ def k3_output_projection_cute_apart_step(
             # all warps have read the counter: they have met since
             if t == 0:
                 count_launch(counter, block, epoch)
+        else:
+            arch.griddepcontrol_wait()
     else:
         row, first = block // CLUSTER, block % CLUSTER * mixers
         if t == 0:
@@ -102,7 +106,7 @@ def k3_output_projection_cute_apart_step(
                 finish(
                     mailbox.iterator.toint(), old, mix, total, largest, folded, norm, shared, unit, lane, row, epoch,
                     health.iterator.toint(), block, prefix_out.iterator.toint(), mlp_input.iterator.toint(),
-                    ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, ranks_at_once(FORM, mixers), BACKOFF, CLUSTER, JITTER,
+                    ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM, at_once, BACKOFF, CLUSTER, JITTER,
                     Int32(1) if finishes else Int32(0),
                 )  # fmt: skip
         else:

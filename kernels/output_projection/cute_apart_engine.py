@@ -67,6 +67,12 @@ def room(gpu: GpuCard) -> int:
     return gpu.shared_per_sm // A_SM - (gpu.shared_per_sm - gpu.shared_per_block)
 
 
+def fit_together(rows: int, config: Config, gpu: GpuCard) -> bool:
+    """Whether all clusters find room, each in one GPC, at two blocks an SM: on the careful side, layer by layer."""
+    size = int(config["row_blocks"])
+    return rows + HIDDEN // COLUMNS // size <= A_SM * sum(sms // size for sms in gpu.gpc_sms)
+
+
 def threads(config: Config) -> int:
     """Threads of a block: the product's warps, or those of a row's share, whichever are more."""
     return 32 * max(int(config["warps_k"]), UNITS // int(config["row_blocks"]))
@@ -87,6 +93,7 @@ class CuteApartEngine(Engine):
                 "cute_mix",
                 "cute_parts",
                 "cute_product",
+                "cute_slices",
             )
         ),
         *CUTE_MIX,
@@ -131,6 +138,10 @@ class CuteApartEngine(Engine):
                     "no warp of a row's block has nothing to finish",
                 ),
                 Constraint(
+                    lambda c: fit_together(rows, c, gpu),
+                    f"more clusters of {{row_blocks}} than the GPCs of {gpu.name} hold at two blocks an SM",
+                ),
+                Constraint(
                     lambda c: shared(rows, c) <= room(gpu),
                     f"two blocks of so many tiles exceed the shared memory of an SM of {gpu.name}",
                 ),
@@ -140,11 +151,15 @@ class CuteApartEngine(Engine):
 
     @staticmethod
     def _default(problem: OutputProjection, gpu: GpuCard) -> Config:
-        """Six warps where they divide K, as many tiles in flight as half of an SM's shared memory holds."""
+        """Six warps where they divide K, as many tiles in flight as half of an SM's shared memory holds; eight blocks a row, of
+        which each has warps to rehearse with, where they fit.
+        """
         warps = 6 if problem.width % 192 == 0 else 8
         base: Config = {
             "warps_k": warps, "depth": 1, "row_blocks": 8, "packet": "bf16x7e16", "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
         }  # fmt: skip
+        if not fit_together(problem.rows, base, gpu):
+            base = {**base, "row_blocks": 4, "rehearse": 0}
         steps = problem.width // (STEP * warps)
         fits = [
             d for d in (1, 2, 3, 4)

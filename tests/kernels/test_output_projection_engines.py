@@ -1,23 +1,27 @@
 """Engines of the output projection: refusals, spaces, machine code, the PyTorch chain."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
 from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.gpu_cards import gpu_card
-from k3lab.kernels.output_projection import common
-from k3lab.kernels.output_projection.cute_fused_engine import INVARIANT
+from k3lab.kernels.output_projection import common, cute_apart_engine, cute_fused_engine
 from k3lab.kernels.residency import register_limit
 from k3lab.tuning.compare import compare
-from k3lab.tuning.cubin import kernel_resources
+from k3lab.tuning.cubin import kernel_resources, sass
 from k3lab.tuning.sass_order import WAIT, order, places, release_fault, wait_fault
 
 FAMILY = family("output_projection")
 FUSED, SPLIT = FAMILY.engine("cute_fused"), FAMILY.engine("cute_split")
+APART = FAMILY.engine("cute_apart")
 CARDS = {"sm_90a": gpu_card("H200"), "sm_100a": gpu_card("B200"), "sm_103a": gpu_card("GB300")}
 WEIGHTS = r"LDG\.E\.NA\..*128"
 SMALL_WEIGHTS = r"LDG\.E\.NA(\.U16)?"
+# where the compiler cannot prove that a warp is together, as behind polls that end lane by lane, shuffles and votes get a
+# second form that first brings the warp together: out of line, so cold, and about a microsecond where it is taken
+SLOW_PATHS = re.compile(r"BRA\.DIV|ENDCOLLECTIVE")
 
 
 def problem(rows=8, tp=16, kind="kda", **changes):
@@ -46,7 +50,7 @@ def test_refusals_say_why():
 def test_defaults_are_legal_on_every_card_and_spaces_can_be_listed(tp, rows):
     from k3lab.tuning.propose import ENUMERABLE
 
-    for engine in (FUSED, SPLIT):
+    for engine in (FUSED, APART, SPLIT):
         if engine.refuses(problem(rows, tp), "sm_90a") is None:
             for card in CARDS.values():
                 space = engine.space(problem(rows, tp), card)
@@ -93,12 +97,14 @@ def test_a_row_is_a_cluster_of_two_to_eight_blocks(mixers):
 
 
 def test_invariant_configs_share_what_a_partials_sum_depends_on():
+    """Of one another, too: both engines with one launch add in the same order."""
     orders = set()
-    for rows in (1, 8, 16):
-        one = problem(rows)
-        chosen = config(one, **INVARIANT, k_order="invariant", depth=2)
-        assert FUSED.space(one, CARDS["sm_90a"]).illegal(chosen) is None
-        orders.add(FUSED.summation_order(one, chosen))
+    for engine, pinned in ((FUSED, cute_fused_engine.INVARIANT), (APART, cute_apart_engine.INVARIANT)):
+        for rows in (1, 8, 16):
+            one = problem(rows)
+            chosen = config(one, engine, **pinned, k_order="invariant", depth=2)
+            assert engine.space(one, CARDS["sm_90a"]).illegal(chosen) is None
+            orders.add(engine.summation_order(one, chosen))
     assert len(orders) == 1
 
 
@@ -138,6 +144,7 @@ def test_machine_code(arch, tp, rows, kind, change):
     assert (launch.blocks, launch.pdl, launch.needs_residency, launch.cluster_blocks) == (128, True, True, 1)
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert found.registers <= register_limit(launch.threads, CARDS[arch])
+    assert not SLOW_PATHS.search(sass(launch.cubin))
     # one wait for the warps of the product; for the mixers one that an early launch goes around, and one that all pass
     waits = places(code, WAIT)
     assert len(waits) == 4 and not any(code[wait].predicated for wait in waits)
@@ -153,7 +160,9 @@ def test_machine_code(arch, tp, rows, kind, change):
         if place < waits[0] or exits[-1] < place < waits[1]
     ]
     # early: nothing is written between the two but scalars, and the record where a wait for them gives up
-    ahead = {code[place].mnemonic for place in places(code, r"STG\..*|ST\..*|ATOM.*|RED.*") if waits[1] < place < waits[2]}
+    ahead = {
+        code[place].mnemonic for place in places(code, r"STG\..*|ST\..*|ATOM.*|RED.*") if waits[1] < place < waits[2]
+    }
     assert "STG.E.128.STRONG.GPU" in ahead and not any("SYS" in name for name in ahead)
     # PDL
     releases = places(code, "PREEXIT")
@@ -208,6 +217,7 @@ def test_machine_code_of_producer_and_consumer(arch, tp, rows, change):
         found = kernel_resources(launch)
         assert found.spill_instructions == 0 and found.stack_bytes == 0
         assert found.registers <= register_limit(launch.threads, CARDS[arch])
+        assert not SLOW_PATHS.search(sass(launch.cubin))
     code, n_tiles = order(producer.cubin), common.gemm_tiles(rows, chosen)[0]
     assert wait_fault(code, WEIGHTS, ahead=chosen["depth"] * n_tiles) is None
     assert release_fault(code, WEIGHTS, chosen["release"]) is None
@@ -239,6 +249,7 @@ def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixe
     assert (consumer.cluster, consumer.blocks) == ((blocks, 1, 1), rows * blocks)
     assert consumer.shared_bytes == 8 * 32 * 16 + 2 * 8
     assert found.spill_instructions == 0 and found.stack_bytes == 0
+    assert not SLOW_PATHS.search(sass(consumer.cubin))
     tells, hears, waits = places(code, r"STAS\.128"), places(code, r"LDS.*"), places(code, r"SYNCS.*TRYWAIT")
     assert len(tells) == 3 * blocks and len(waits) == 2
     # peers have begun before anyone writes to them; the saved blocks' sums; their mix's and the prefix's
@@ -250,7 +261,7 @@ def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixe
 
 @pytest.mark.parametrize(("arch", "engine", "rows", "change"), [
     ("sm_90a", FUSED, 16, {"depth": 2}), ("sm_103a", SPLIT, 3, {"mixers": 12}), ("sm_90a", SPLIT, 8, {"mixers": 4}),
-    ("sm_103a", SPLIT, 3, {"mixers": 8, "row_sums": "cluster"}),
+    ("sm_103a", SPLIT, 3, {"mixers": 8, "row_sums": "cluster"}), ("sm_103a", APART, 16, {"row_blocks": 4, "rehearse": 0}),
 ])  # fmt: skip
 def test_packets_of_two_values_leave_registers_at_any_number_of_warps(arch, engine, rows, change):
     one = problem(rows, 16)
@@ -260,7 +271,7 @@ def test_packets_of_two_values_leave_registers_at_any_number_of_warps(arch, engi
     assert found.spill_instructions == 0 and found.stack_bytes == 0
 
 
-@pytest.mark.parametrize("engine", [FUSED, SPLIT])
+@pytest.mark.parametrize("engine", [FUSED, APART, SPLIT])
 def test_the_third_architecture_compiles_without_spills(engine):
     one = problem(8, 8)
     for launch in engine.compile(one, config(one, engine), "sm_100a").launches:
@@ -268,34 +279,40 @@ def test_the_third_architecture_compiles_without_spills(engine):
         assert found.spill_instructions == 0 and found.registers <= register_limit(launch.threads, CARDS["sm_100a"])
 
 
+@pytest.mark.parametrize("engine", [FUSED, APART])
 @pytest.mark.parametrize("blocks", [0, 1, 3, 8])
-def test_any_number_of_saved_blocks_compiles(blocks):
+def test_any_number_of_saved_blocks_compiles(blocks, engine):
     one = problem(2, 8, blocks=blocks)
-    (launch,) = FUSED.compile(one, config(one), "sm_90a").launches
+    (launch,) = engine.compile(one, config(one, engine), "sm_90a").launches
     assert kernel_resources(launch).spill_instructions == 0
     assert len(launch.args) == 17
 
 
-def test_delays_are_compiled_in_only_when_asked_for():
+@pytest.mark.parametrize("engine", [FUSED, APART])
+def test_delays_are_compiled_in_only_when_asked_for(engine):
     one = problem()
     for jitter, there in ((0, False), (7, True)):
-        (launch,) = FUSED.compile(one, {**config(one), "jitter": jitter}, "sm_90a").launches
+        (launch,) = engine.compile(one, {**config(one, engine), "jitter": jitter}, "sm_90a").launches
+        assert kernel_resources(launch).spill_instructions == 0
         assert bool(places(order(launch.cubin), "NANOSLEEP")) == there
 
 
 def test_buffers_are_kept_and_the_record_is_among_them():
     one = problem()
-    made = FUSED.compile(one, config(one), "sm_90a")
+    made, apart = (engine.compile(one, config(one, engine), "sm_90a") for engine in (FUSED, APART))
     names = {buffer.name: buffer for buffer in made.buffers}
     assert set(names) == {"mailbox", "mailbox_targets", "scalars", "epochs", "health"}
+    of_apart = {buffer.name: buffer for buffer in apart.buffers}
+    assert set(of_apart) == set(names) and of_apart["mailbox"] == names["mailbox"]
+    assert of_apart["epochs"].shape == (apart.launches[0].blocks,) != names["epochs"].shape
     two = SPLIT.compile(one, config(one, SPLIT, exchange="two_shot"), "sm_90a")
     assert {buffer.name for buffer in two.buffers} == {*names, "totals", "totals_targets"}
     assert all(buffer.persistent or buffer.targets_of for buffer in made.buffers)
-    assert {arg.name for arg in made.launches[0].args} >= set(names)
+    assert all({arg.name for arg in each.launches[0].args} >= set(names) for each in (made, apart))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 64)])
+@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (APART, 8), (SPLIT, 64)])
 def test_multicast_publishes_by_one_store_a_packet(monkeypatch, arch, engine, rows):
     """``multimem.st`` of one 8-byte access to line 0 of the table; how it is polled does not change."""
     from k3lab.kernels import cute_compile

@@ -8,7 +8,7 @@ from k3lab.kernels.transports import Loopback
 
 from .gpu_acts import delay_often, early_graph, replay_often, run_often, same, silence
 from .output_projection_case import Case, twin
-from .test_output_projection_engines import FAMILY, FUSED, SPLIT, config, problem
+from .test_output_projection_engines import APART, FAMILY, FUSED, SPLIT, config, problem
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(16, rows) for rows in (1, 2, 3, 5, 8)] + [(8, rows) for rows in (1, 3, 8)] + [(4, 8), (16, 16)]
@@ -86,7 +86,7 @@ def test_other_configs_equal_the_twin(device, change):
 
 
 @pytest.mark.parametrize(("engine", "tp", "rows", "change"), [
-    (FUSED, 16, 8, {}), (FUSED, 8, 1, {}), (SPLIT, 8, 64, {}), (SPLIT, 16, 17, {"consumer_wait": "exit"}),
+    (FUSED, 16, 8, {}), (FUSED, 8, 1, {}), (APART, 16, 8, {}), (APART, 8, 3, {"rehearse": 0}), (APART, 16, 16, {}), (SPLIT, 8, 64, {}), (SPLIT, 16, 17, {"consumer_wait": "exit"}),
     (SPLIT, 16, 33, {"exchange": "two_shot"}), (SPLIT, 4, 8, {"exchange": "two_shot", "consumer_wait": "exit"}),
 ])  # fmt: skip
 def test_packets_of_two_values_give_the_same_bits(device, engine, tp, rows, change):
@@ -104,7 +104,8 @@ def test_packets_of_two_values_give_the_same_bits(device, engine, tp, rows, chan
 
 @pytest.mark.parametrize("form", ["bf16x7e16", "b32e32"])
 @pytest.mark.parametrize(
-    ("engine", "rows", "change"), [(FUSED, 8, {}), (SPLIT, 33, {}), (SPLIT, 33, {"exchange": "two_shot"})]
+    ("engine", "rows", "change"),
+    [(FUSED, 8, {}), (APART, 8, {}), (SPLIT, 33, {}), (SPLIT, 33, {"exchange": "two_shot"})],
 )
 def test_any_payload_arrives(device, form, engine, rows, change):
     """Partials of -0, infinities and NaN, in some columns: those columns of the prefix are what the twin has."""
@@ -123,7 +124,7 @@ def test_any_payload_arrives(device, form, engine, rows, change):
 
 
 @pytest.mark.parametrize("form", ["bf16x7e16", "b32e32"])
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 8), (SPLIT, 33)])
+@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (APART, 8), (SPLIT, 8), (SPLIT, 33)])
 def test_a_polling_kernel_alone_with_its_inputs_ready(device, form, engine, rows):
     """As under a profiler that runs one kernel at a time: no rank publishes, and no wait lasts."""
     from k3lab.kernels.launch import Runner
@@ -165,24 +166,26 @@ def test_rows_of_a_cluster_give_the_same_bits(device, tp, rows, mixers, change):
     cluster.judge(live)
 
 
+@pytest.mark.parametrize("engine", [FUSED, APART])
 @pytest.mark.parametrize("slot", [0, 1, 7, 15])
-def test_each_slot_counts(device, slot):
+def test_each_slot_counts(device, slot, engine):
     """A sum over all slots hides small ones; here one alone has the partial."""
     one = problem(3, 16)
-    case = Case(device, one, config(one), factors=list(Loopback.only(16, slot).factors), engine=FUSED)
+    case = Case(device, one, config(one, engine), factors=list(Loopback.only(16, slot).factors), engine=engine)
     case.run()
     case.judge()
 
 
+@pytest.mark.parametrize("engine", [FUSED, APART])
 @pytest.mark.parametrize("blocks", [0, 1, 3])
-def test_fewer_saved_blocks(device, blocks):
+def test_fewer_saved_blocks(device, blocks, engine):
     one = problem(2, 8, blocks=blocks)
-    case = Case(device, one, config(one), engine=FUSED)
+    case = Case(device, one, config(one, engine), engine=engine)
     case.run()
     case.judge()
 
 
-@pytest.mark.parametrize("engine", [FUSED, SPLIT])
+@pytest.mark.parametrize("engine", [FUSED, APART, SPLIT])
 @pytest.mark.parametrize("blocks", [1, 3, 7])
 def test_a_launch_may_have_fewer_saved_blocks_than_was_compiled_for(device, engine, blocks):
     big, small = (
@@ -200,18 +203,20 @@ def test_a_launch_may_have_fewer_saved_blocks_than_was_compiled_for(device, engi
             big.runner.bind(big.tensors, fewer=wrong)
 
 
-def test_row_counts_change_from_launch_to_launch(device):
+@pytest.mark.parametrize("engine", [FUSED, APART])
+def test_row_counts_change_from_launch_to_launch(device, engine):
     one = problem(8, 16)
-    case = Case(device, one, config(one), engine=FUSED)
+    case = Case(device, one, config(one, engine), engine=engine)
     for rows in (8, 1, 3, 8, 2, 1, 1, 5, 8):
         case.run(rows)
         case.judge(rows)
 
 
+@pytest.mark.parametrize("engine", [FUSED, APART])
 @pytest.mark.parametrize("form", ["bf16x7e16", "b32e32"])
-def test_epochs_pass_sixteen_and_thirty_two_bits(device, form):
+def test_epochs_pass_sixteen_and_thirty_two_bits(device, form, engine):
     one = problem(8, 16)
-    case = Case(device, one, config(one, packet=form), engine=FUSED)
+    case = Case(device, one, config(one, engine, packet=form), engine=engine)
     for start in (65533, 2**31 - 3, 2**32 - 3):
         signed = start - (1 << 32) if start >> 31 else start
         case.runner.buffers["epochs"].fill_(signed)
@@ -221,19 +226,21 @@ def test_epochs_pass_sixteen_and_thirty_two_bits(device, form):
             case.judge()
 
 
-def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device):
+@pytest.mark.parametrize("engine", [FUSED, APART])
+def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device, engine):
     one = problem(8, 16)
-    case = Case(device, one, config(one), engine=FUSED)
+    case = Case(device, one, config(one, engine), engine=engine)
     replay_often(case, 200)
 
 
+@pytest.mark.parametrize("engine", [FUSED, APART])
 @pytest.mark.parametrize(
     ("rows", "change"), [(1, {}), (8, {}), (8, {"rehearse": 1}), (5, {"packet": "b32e32", "jitter": 3})]
 )
-def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, rows, change):
+def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, rows, change, engine):
     """The residual and the saved blocks are older than the launch that writes x."""
     one = problem(rows, 16)
-    case = Case(device, one, {**config(one), **change}, engine=FUSED)
+    case = Case(device, one, {**config(one, engine), **change}, engine=engine)
     case.run(pdl=False)
     case.judge()
     first = case.bits()
@@ -246,7 +253,7 @@ def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, 
     check_health(case.runner.buffers)
 
 
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (SPLIT, 33)])
+@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (APART, 8), (SPLIT, 33)])
 def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows):
     from k3lab.tuning.graphs import captured, programmatic_edges
 
@@ -260,7 +267,7 @@ def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows)
 @pytest.mark.parametrize(
     ("engine", "rows", "change"),
     [
-        (FUSED, 8, {}), (FUSED, 8, {"packet": "b32e32"}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"}),
+        (FUSED, 8, {}), (FUSED, 8, {"packet": "b32e32"}), (APART, 8, {}), (APART, 16, {"packet": "b32e32", "depth": 2}), (SPLIT, 8, {}), (SPLIT, 33, {"consumer_wait": "exit"}),
         (SPLIT, 8, {"row_sums": "cluster", "mixers": 4}), (SPLIT, 17, {"exchange": "two_shot"}), (SPLIT, 17, {"exchange": "two_shot", "packet": "b32e32", "consumer_wait": "exit"}),
     ],
 )  # fmt: skip
@@ -278,6 +285,8 @@ def test_a_thousand_seeds_of_delays_change_no_bit(device, engine, rows, change):
     [
         (FUSED, 8, {}),
         (FUSED, 1, {}),
+        (APART, 8, {}),
+        (APART, 1, {"rehearse": 0, "packet": "b32e32"}),
         (SPLIT, 33, {}),
         (SPLIT, 33, {"exchange": "two_shot"}),
         (SPLIT, 8, {"row_sums": "cluster", "mixers": 8}),
@@ -289,12 +298,13 @@ def test_a_rank_that_never_publishes_is_named_within_the_limit(device, dead, eng
     silence(case, dead, rf"rank {dead} did not publish its partial sums within 0\.2 s")
 
 
-def test_a_block_of_this_gpu_that_lags_is_no_ranks_fault(device):
-    """One block's counter is ahead: the others wait for packets of another epoch, and the step still ends."""
+@pytest.mark.parametrize(("engine", "block"), [(FUSED, 17), (APART, 17), (APART, 8 * 8 + 17)])
+def test_a_block_of_this_gpu_that_lags_is_no_ranks_fault(device, engine, block):
+    """One block's counter is ahead, a row's or one of the product's: others wait for packets of another epoch, and the step still ends."""
     one = problem(8, 16)
-    case = Case(device, one, config(one), engine=FUSED)
+    case = Case(device, one, config(one, engine), engine=engine)
     case.run()
-    case.runner.buffers["epochs"][17] += 4
+    case.runner.buffers["epochs"][block] += 4
     set_limit(case.runner.buffers, 0.1)
     case.runner.bind(case.tensors)()
     torch.cuda.synchronize()
@@ -305,7 +315,7 @@ def test_a_block_of_this_gpu_that_lags_is_no_ranks_fault(device):
     case.judge()
 
 
-@pytest.mark.parametrize(("engine", "tp", "rows"), [(FUSED, 16, 8), (SPLIT, 8, 8), (SPLIT, 16, 33)])
+@pytest.mark.parametrize(("engine", "tp", "rows"), [(FUSED, 16, 8), (APART, 16, 8), (SPLIT, 8, 8), (SPLIT, 16, 33)])
 def test_dead_rows_of_every_activation_may_be_nan(device, engine, tp, rows):
     """Eight saved blocks beside eight rows: it is their rows that are dead, not a block."""
     one = problem(rows, tp)
@@ -318,17 +328,20 @@ def test_dead_rows_of_every_activation_may_be_nan(device, engine, tp, rows):
 def test_the_house_check(device):
     from k3lab.tuning.check import check
 
-    for engine, tp, rows in ((FUSED, 16, 8), (FUSED, 16, 1), (FUSED, 8, 8), (SPLIT, 8, 64), (SPLIT, 16, 17)):
+    for engine, tp, rows in (
+        (FUSED, 16, 8), (FUSED, 16, 1), (FUSED, 8, 8), (APART, 16, 8), (APART, 16, 1), (APART, 8, 8), (APART, 16, 16), (SPLIT, 8, 64), (SPLIT, 16, 17),
+    ):  # fmt: skip
         one = problem(rows, tp)
         result = check(FAMILY, engine, one, config(one, engine))
         assert result.ok, result.reason
 
 
-def test_invariant_partials_do_not_depend_on_the_rows(device):
+@pytest.mark.parametrize("engine", [FUSED, APART])
+def test_invariant_partials_do_not_depend_on_the_rows(device, engine):
     bits = []
     for rows in (1, 5, 8, 16):
         one = problem(rows, 16)
-        case = Case(device, one, config(one, k_order="invariant", depth=2), engine=FUSED)
+        case = Case(device, one, config(one, engine, k_order="invariant", depth=2), engine=engine)
         big = FAMILY.inputs(problem(16, 16), 3)
         tensors = {
             name: (t[:rows] if name in ("x", "prefix") else t[:, :rows] if name == "blocks" else t)
