@@ -27,6 +27,8 @@ AT_ONCE = 32
 class ProjectionMachine(ExpertsMachine):
     """With the instructions that these kernels add. A multicast store goes where its address says: one rank's slot."""
 
+    maps: dict[int, tuple[tuple[int, ...], tuple[int, int]]]
+    """What a tensor map tells: by address, the tensor's shape and the box of a copy."""
     free: tuple[int, int] = (0, 0)
     """Where packets may be met before it: scalars, by a launch that was told that their readers have ended."""
 
@@ -69,12 +71,16 @@ class ProjectionMachine(ExpertsMachine):
 class Case:
     """A compiled pair of launches with its tensors in a machine's memory; dead rows of activations are NaN."""
 
-    def __init__(self, monkeypatch: Any, engine: Any = SPLIT, rows: int = ROWS, **change: Any) -> None:
+    kind = ProjectionMachine
+
+    def __init__(
+        self, monkeypatch: Any, engine: Any = SPLIT, rows: int = ROWS, width: int = 0, **change: Any
+    ) -> None:
         from k3lab.kernels import cute_compile
 
-        self.one = problem(rows, TP, width=256 if engine is SPLIT else 192, blocks=2)
+        self.one = problem(rows, TP, width=width or (256 if engine is SPLIT else 192), blocks=2)
         shape = {"warps_k": 8, "mixers": 16} if engine is SPLIT else {}
-        self.config = config(self.one, engine, depth=1, **shape, **change)
+        self.config = config(self.one, engine, **{"depth": 1, **shape, **change})
         self.texts: list[str] = []
         count = cute_compile.parameter_count
         with monkeypatch.context() as patch:
@@ -108,10 +114,12 @@ class Case:
         integers = {"rows": LIVE, "blocks": saved or self.one.blocks, "early": early}
         values = [integers[arg.name] if arg.kind == "int32" else self.at.get(arg.name, 0) for arg in launch.args]
         for first in range(0, launch.blocks, blocks):
-            machine = ProjectionMachine(
+            machine = self.kind(
                 self.texts[place], self.memory.data, values, launch.threads, launch.cluster_blocks, launch.shared_bytes,
                 seed=seed, tick=tick,
             )  # fmt: skip
+            mapped = [arg for arg in launch.args if arg.kind == "tensor_map"]
+            machine.maps = {self.at[arg.name]: (self.memory.places[arg.name][2], arg.box) for arg in mapped}
             if early:
                 at, _, shape = self.memory.places["scalars"]
                 machine.free = (at, at + 4 * math.prod(shape))
