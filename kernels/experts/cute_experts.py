@@ -107,28 +107,31 @@ def weighted_sum(
 
 
 @cute.jit
-def lane_hidden(
-    unit: Int32, ends: list, table: cute.Tensor, hidden: Int64, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr
-):  # fmt: skip
-    """Address of this lane's hidden values of a unit of the routed second product; of the last unit where there is no such."""
+def lane_hidden(unit: Int32, ends: list, table: cute.Tensor, warp: Int32, lane: Int32, PLAN: cutlass.Constexpr):
+    """This lane's first packet of hidden values of a unit of the routed second product; of the last unit where there is no such.
+
+    A number, not an address: it lives across waits and MMAs, where registers are fewest.
+    """
     item = (cutlass.max(cutlass.min(unit, ends[3] - 1), ends[2]) - ends[2]) // PLAN.chunks
     _, place, count = item_of(table, item, warp, PLAN)
     pair = place + cutlass.min(lane // 4, count - 1)
-    return hidden + Int64(PLAN.hidden_at(pair, 0, lane % 4, 0)) * 16
+    return Int32(PLAN.hidden_at(pair, 0, lane % 4, 0))
 
 
 @cute.jit
 def stash(
-    place: Int32, parity: Int32, table: cute.Tensor, hidden: Int64, t: Int32, epoch: Uint32, health: Int64, block: Int32,
-    PLAN: cutlass.Constexpr,
+    place: Int32, parity: Int32, table: cute.Tensor, hidden: Int64, warp: Int32, lane: Int32, epoch: Uint32, health: Int64,
+    block: Int32, PLAN: cutlass.Constexpr,
 ):  # fmt: skip
     """Take the hidden values of an item of a single row into the block's table. Ends with a barrier.
 
     Two parities: some warps take the next item's, while others still multiply these; they are done before the barrier behind it.
     """
     for k in cutlass.range_constexpr(-(-PLAN.hidden_packets // PLAN.threads)):
-        packet = t + k * PLAN.threads
-        if packet < PLAN.hidden_packets:
+        first = warp * 32 + k * PLAN.threads
+        if first < PLAN.hidden_packets:
+            # whole warps wait; lanes beyond the last packet wait for it, too
+            packet = cutlass.min(first + lane, PLAN.hidden_packets - 1)
             wanted = [hidden + Int64(place * PLAN.hidden_packets + packet) * 16]
             got = settled(load_packets(wanted), wanted, 2, epoch, health, block)
             for i in cutlass.range_constexpr(2):
@@ -137,9 +140,9 @@ def stash(
 
 
 @cute.jit
-def batch_of(base: Int64, PLAN: cutlass.Constexpr):
+def batch_of(hidden: Int64, first: Int32, PLAN: cutlass.Constexpr):
     """Addresses of the packets of so many groups as a warp holds at once."""
-    return [base + PLAN.hidden_at(0, b // 2, 0, b % 2) * 16 for b in range(2 * PLAN.batch)]
+    return [hidden + Int64(first) * 16 + PLAN.hidden_at(0, b // 2, 0, b % 2) * 16 for b in range(2 * PLAN.batch)]
 
 
 @cute.jit
@@ -306,37 +309,37 @@ def k3_experts_cute_stream(
     if cutlass.const_expr(PLAN.spared > 0):
         stride = Int32(PLAN.blocks - PLAN.spared)
     # packets are asked for one batch ahead: while the one before is multiplied, they come, or are seen to be late
-    near, then, sent = Int64(0), Int64(0), []
+    near, then, sent = Int32(0), Int32(0), []
     if cutlass.const_expr(not PLAN.stashed):
-        near = lane_hidden(unit, ends, table, hidden_at, warp, lane, PLAN)
-        sent = load_packets(batch_of(near, PLAN))
+        near = lane_hidden(unit, ends, table, warp, lane, PLAN)
+        sent = load_packets(batch_of(hidden_at, near, PLAN))
     while unit < ends[3]:
         following = weights_of(unit + stride, ends, table, bases, warp, lane, PLAN)
         if cutlass.const_expr(not PLAN.stashed):
-            then = lane_hidden(unit + stride, ends, table, hidden_at, warp, lane, PLAN)
+            then = lane_hidden(unit + stride, ends, table, warp, lane, PLAN)
         item = (unit - ends[2]) // PLAN.chunks
         _, place, count = item_of(table, item, warp, PLAN)
         task = ((unit - ends[2] - item * PLAN.chunks) * PLAN.warps + warp) * PLAN.tasks
         acc, values = [Float32(0.0)] * 8, []
         if cutlass.const_expr(PLAN.stashed):
-            stash(place, turn % 2, table, hidden_at, t, epoch, record, block, PLAN)
+            stash(place, turn % 2, table, hidden_at, warp, lane, epoch, record, block, PLAN)
         for s in cutlass.range_constexpr(PLAN.steps2):
             d, g = 5 * (s % PLAN.depth2), s % PLAN.groups2
             if cutlass.const_expr(PLAN.stashed):
                 words = PLAN.stashed_at(turn % 2, PLAN.hidden_at(0, g, quad, 0))
                 values = [Uint32(table[words + i]) for i in range(4)]
             elif cutlass.const_expr(g % PLAN.batch == 0):
-                here = batch_of(near + PLAN.hidden_at(0, g, 0, 0) * 16, PLAN)
+                here = batch_of(hidden_at, near + PLAN.hidden_at(0, g, 0, 0), PLAN)
                 if cutlass.const_expr(PLAN.hidden_rounding == ""):
                     values = settled(sent, here, 2, epoch, record, block)
                 else:
                     sent = settled(sent, here, 3, epoch, record, block)
                     values = hidden_words(sent, ACTIVATION, PLAN.hidden_rounding == "ceil")
                 if cutlass.const_expr(s + PLAN.batch < PLAN.steps2):
-                    later = near + PLAN.hidden_at(0, (g + PLAN.batch) % PLAN.groups2, 0, 0) * 16
-                    sent = load_packets(batch_of(later, PLAN))
+                    later = near + PLAN.hidden_at(0, (g + PLAN.batch) % PLAN.groups2, 0, 0)
+                    sent = load_packets(batch_of(hidden_at, later, PLAN))
                 else:
-                    sent = load_packets(batch_of(then, PLAN))
+                    sent = load_packets(batch_of(hidden_at, then, PLAN))
             if cutlass.const_expr(g == 0):
                 acc = [Float32(0.0)] * 8
             h = 0 if cutlass.const_expr(PLAN.stashed) else g % PLAN.batch * 4

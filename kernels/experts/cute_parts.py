@@ -165,18 +165,22 @@ def settled(
     """The first ``DATA`` words of each packet, once all others carry the epoch, or after the limit.
 
     ``words`` are what :func:`load_packets` found before; a round loads all packets at once. ``earnest``: 0 takes them as they are.
+    All lanes of the warp call this, and all poll until none misses anything. Were they to leave one by one, the compiler could
+    not prove that they meet again: each shuffle after it would have a slow path, out of line.
     """
     got, missing = opened(words, DATA, epoch)
     rounds, started = Int32(0), Int64(0)
     waits = missing != Uint32(0)
     if cutlass.const_expr(earnest is not None):
         waits = waits & (earnest > Int32(0))
+    waits = arch.vote_any_sync(waits)
     while waits:
         got, missing = opened(load_packets(addresses), DATA, epoch)
         waits = missing != Uint32(0)
         rounds += 1
         if waits and rounds % POLLS_A_LOOK == 0:
             started, waits = look(epoch, health, started, None, ROW, block)
+        waits = arch.vote_any_sync(waits)
     return got
 
 

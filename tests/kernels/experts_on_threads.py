@@ -264,6 +264,7 @@ class Machine:
                 thread_idx=lambda: (me.thread, 0, 0), block_idx=lambda: (me.block, 0, 0),
                 warp_idx=lambda: me.thread // 32, make_warp_uniform=lambda value: value,                 griddepcontrol_wait=wait, griddepcontrol_launch_dependents=lambda: None, inline_ptx=inline_ptx,
                 sync_threads=lambda: self.blocks[me.block].barrier.wait(60), shuffle_sync=shuffle,
+                vote_any_sync=lambda value: self._warp().meet(me.thread % 32, bool(value), any),
                 sync_warp=lambda: self._warp().meet(me.thread % 32, None, list),
                 shuffle_sync_up=shuffle_up, shuffle_sync_bfly=shuffle_bfly,
             ),

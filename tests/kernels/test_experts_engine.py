@@ -12,7 +12,7 @@ from k3lab.kernels.experts.cute_engine import plan_of, registers
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.kernels.residency import concerned, refusal, room_by_card
 from k3lab.tuning.compiling import compile_config
-from k3lab.tuning.cubin import kernel_resources
+from k3lab.tuning.cubin import kernel_resources, sass
 from k3lab.tuning.sass_order import order, places, release_fault, wait_fault
 
 FAMILY = family("experts")
@@ -122,6 +122,21 @@ def test_machine_code(arch, rows, kind, tp):
     steps = made.steps1 + made.steps2
     shared = (made.shared_steps1 + made.shared_steps2) * made.row_tiles if made.wide else 0
     assert len(places(code, r"HMMA\.16816\.F32\.BF16")) == 4 * steps + 2 * shared
+
+
+@pytest.mark.parametrize(("arch", "rows", "kind", "tp"), CODE)
+def test_no_shuffle_doubts_that_its_warp_is_together(arch, rows, kind, tp):
+    """Where lanes leave a poll one by one, each later shuffle has a slow path out of line; in other kernels an H200 took it: cold code."""
+    text = sass(built(rows, kind, arch, tp).cubin)
+    assert "SHFL" in text
+    assert "BRA.DIV" not in text and "ENDCOLLECTIVE" not in text
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_a_layer_runs_by_default_spills_nothing(rows):
+    """16 warps of 128 registers are all an SM has: see where a number takes an address's place."""
+    found = kernel_resources(built(rows))
+    assert found.registers <= 128 and found.spill_instructions == 0
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
