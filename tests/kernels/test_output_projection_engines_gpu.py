@@ -43,10 +43,14 @@ def test_two_shot_equals_its_twin_in_many_launches(device, tp, rows, wait):
     case.judge(max(1, rows // 2))
 
 
-@pytest.mark.parametrize("wait", ["start", "exit"])
-def test_a_residual_that_is_handed_on_in_place_is_read_anew(device, wait):
+@pytest.mark.parametrize(
+    ("engine", "change"),
+    [(FUSED, {}), (APART, {}), (SPLIT, {"consumer_wait": "start"}), (SPLIT, {"consumer_wait": "exit"})],
+)
+def test_a_residual_that_is_handed_on_in_place_is_read_anew(device, engine, change):
     """Two launches write each other's prefix: what an SM cached of it before is old in every one."""
-    case = Case(device, problem(8, 16), config(problem(8, 16), SPLIT, consumer_wait=wait), engine=SPLIT)
+    one = problem(8, 16)
+    case = Case(device, one, config(one, engine, **change), engine=engine)
     there, back = case.tensors["prefix"].clone(), torch.empty_like(case.tensors["prefix"])
     turns = [{**case.tensors, "prefix": a, "prefix_out": b} for a, b in ((there, back), (back, there))]
     found = []

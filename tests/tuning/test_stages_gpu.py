@@ -12,6 +12,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 CASES = {
     ("output_projection", "cute_fused", None): {("begin", "woken", "asked", "product", "told"), ("begin", "woken", "asked", "listening", "heard", "sent", "finished")},
+    ("output_projection", "cute_apart", None): {
+        ("begin", "woken", "asked", "product", "told"), ("begin", "woken", "asked", "listening", "heard", "sent", "finished"),
+        ("begin", "woken", "listening", "heard", "sent", "finished"),
+    },
     ("output_projection", "cute_split", None): {("begin", "woken", "asked", "product", "told")},
     ("router", "cute_fused", None): {("begin", "woken", "asked", "product", "heard", "told", "finished")},
     ("moe_tail", "cute_fused", None): {("begin", "woken", "sent", "heard", "product", "told", "finished")},
