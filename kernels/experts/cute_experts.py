@@ -279,19 +279,8 @@ def k3_experts_cute_stream(
                     parts[place] = acc[4 * tile + 2 * upper + i]
         arch.sync_threads()
         routed_hidden(
-            first_of(unit - ends[0], PLAN),
-            parts,
-            turn % 2,
-            table,
-            turn,
-            warp,
-            lane,
-            hidden_at,
-            epoch,
-            PLAN,
-            BETA,
-            LINEAR,
-        )
+            first_of(unit - ends[0], PLAN), parts, turn % 2, table, turn, warp, lane, hidden_at, epoch, PLAN, BETA, LINEAR
+        )  # fmt: skip
         unit, turn, at, near = after, turn + 1, following, then
 
     stage(JITTER, "sent")
