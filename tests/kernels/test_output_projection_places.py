@@ -83,6 +83,29 @@ def test_what_a_lane_holds_is_what_its_packets_carry(name):
             assert found[:3] == words and found[3][index % 2] == last
 
 
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_block_of_a_row_finds_the_columns_of_its_units_in_its_slices(rows, size):
+    """Where rows have blocks of their own: every unit of a row has one warp, and what it reads of a slice is what its packets carry."""
+    from k3lab.kernels.output_projection.cute_parts import columns_of
+
+    units, found = common.UNITS // size, Counter()
+    for block in range(rows * size):
+        row, first = block // size, block % size * units
+        start, columns = first * 224, common.HIDDEN // size  # of the slice: 448 bytes a unit
+        assert columns == 224 * units
+        for warp in range(units):
+            for lane in range(32):
+                # of the row, and of the block's own packets
+                pair, last = plain(columns_of)((first + warp) * 32 + lane)
+                in_slice, last_in_slice = plain(columns_of)(warp * 32 + lane)
+                assert (pair, last) == (start + in_slice, start + last_in_slice)
+                read = [in_slice + 16 * word + half for word in range(3) for half in range(2)] + [last_in_slice]
+                assert max(read) < columns
+                found.update((row, start + column) for column in read)
+    assert found == Counter({(row, column): 1 for row in range(rows) for column in range(common.HIDDEN)})
+
+
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(("tp", "rows"), [(4, 8), (8, 3), (16, 1), (16, 3)])
 def test_every_packet_that_is_polled_is_published_once(tp, rows, name):

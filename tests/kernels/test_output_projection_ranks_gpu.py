@@ -9,7 +9,7 @@ import torch
 from k3lab.kernels.health import check_health
 
 from .gpu_acts import burst_often, delay_bursts, leave_out
-from .test_output_projection_engines import FUSED, SPLIT, config, problem
+from .test_output_projection_engines import APART, FUSED, SPLIT, config, problem
 from .virtual_ranks import BURST, Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -23,6 +23,9 @@ SETTINGS = [
         ("bf16x7e16", "one_shot", "exit"), ("b32e32", "one_shot", "start"), ("bf16x7e16", "two_shot", "start"),
         ("b32e32", "two_shot", "exit"),
     )
+] + [
+    # two ranks' blocks are three an SM: few warps, and few tiles
+    pytest.param((APART, 2, 1, {"warps_k": 4, "depth": 1, "rehearse": 0, "packet": form}), id=f"apart-{form}") for form in ("bf16x7e16", "b32e32")
 ]  # fmt: skip
 
 
@@ -47,7 +50,7 @@ def test_a_thousand_seeds_of_delays_change_no_bit(setting_of):
     assert set(epochs) == {SEEDS}
 
 
-@pytest.mark.parametrize("setting", SETTINGS[1:4])
+@pytest.mark.parametrize("setting", [*SETTINGS[1:4], SETTINGS[-1]])
 def test_a_rank_that_is_seconds_late_delays_and_changes_nothing(setting_of):
     ranks = setting_of()
     ranks.burst()
