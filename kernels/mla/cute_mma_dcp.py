@@ -22,7 +22,7 @@ from .cute_mma_front import front, scale_of
 from .cute_mma_gather import ask_queries
 from .cute_mma_parts import LOAD_WORD, matrices, shared_float
 from .cute_mma_sent import begun, ended, placed
-from .cute_mma_value import LOAD_ROW, merge, shares, value
+from .cute_mma_value import LOAD_ROW, first_parts, merge, shares, value
 
 
 @cute.kernel
@@ -126,11 +126,12 @@ def k3_mla_cute_mma_dcp_send(
     scale = scale_of(address_of(k_scale), F)
     logs = shared + F.value_sums_at
     live = cutlass.min(rows - first_row, 16)
+    first = first_parts(partial.iterator.toint(), live, first_row, head, part, t, F)
     if live > 0:
         shares(lse.iterator.toint(), live, first_row, head, shared, lane, warp, logs, F)
     arch.sync_threads()
     if live > 0:
-        merge(partial.iterator.toint(), live, first_row, head, part, shared, t, F)
+        merge(partial.iterator.toint(), first, live, first_row, head, part, shared, t, F)
     arch.sync_threads()
     if (live > 0) & (told[2] == Uint32(0)):
         send_rows(told, live, first_row, head, part, scale, shared, logs, block, t, F, D)

@@ -17,8 +17,8 @@ from .cute_mma_sent import begun, ended
 LOAD_FLOATS, LOAD_FLOAT = "ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "ld.global.u32 $0, [$1];"
 LOAD_ROW = "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];"
 LOG2 = "lg2.approx.f32 {$w0}, {$r0};"
-AHEAD = 4
-"""Parts whose loads are under way together."""
+MOST_AHEAD = 12
+"""Parts whose loads are under way together, of a row and group; each is a trip to the L2, and 4 registers."""
 
 
 @cute.jit
@@ -54,17 +54,21 @@ def value(
     live = cutlass.min(rows - first_row, 16)
     if cutlass.const_expr(D is None):
         scale = scale_of(k_scale, F)
+        # what needs nothing of what is read before it is asked for first: each of these was a trip of its own
+        asked = first_parts(partial, live, first_row, head, part, t, F)
+        gate = gate_of(proj, t, live, first_row, head, part, F)
         if live > 0:
             shares(lse, live, first_row, head, shared, lane, warp, None, F)
         arch.sync_threads()
         if live > 0:
-            merge(partial, live, first_row, head, part, shared, t, F)
+            merge(partial, asked, live, first_row, head, part, shared, t, F)
         arch.sync_threads()
         stage(F.build, "sent")
         arch.cluster_wait()
         if live > 0:
             share_latent(live, part, scale, shared, t, F)
     else:
+        gate = gate_of(proj, t, live, first_row, head, part, F)
         got = begun(came, block, block >= 0, D)
         if live > 0:
             gather(got, live, first_row, head, part, shared, block, t, F, D)
@@ -89,21 +93,34 @@ def value(
             arch.inline_ptx(STORE_FLOAT, read_only_args=[shared + F.value_sums_at + place * 4, acc[4 * n + e]])
     arch.sync_threads()
     pairs = F.own_v // 2
-    for e in cutlass.range(t, cutlass.max(live, 0) * pairs, 256, unroll=1):
-        row, v = e // pairs, e % pairs * 2
-        column = head * F.v_dim + part * F.own_v + v
-        gates = proj + (Int64(first_row + row) * F.columns + F.q_lora + F.width + column) * 2
-        (gate,) = read(LOAD_FLOAT, gates, 1, [])
-        first, second = Float32(0.0), Float32(0.0)
-        for one in cutlass.range_constexpr(8):
-            at = shared + F.value_sums_at + ((one * 16 + row) * F.own_v + v) * 4
-            first += shared_float(at)
-            second += shared_float(at + 4)
-        word = rounded(first, second)
-        word = rounded(low(word) * sigmoid(low(gate)), high(word) * sigmoid(high(gate)))
-        to = out + (Int64(first_row + row) * (F.heads * F.v_dim) + column) * 2
-        arch.inline_ptx(STORE_GLOBAL, read_only_args=[to, word])
+    for turn in cutlass.range_constexpr(-(-F.tile_rows * pairs // 256)):
+        e = t + turn * 256
+        if e < live * pairs:
+            row, v = e // pairs, e % pairs * 2
+            column = head * F.v_dim + part * F.own_v + v
+            if cutlass.const_expr(turn > 0):
+                gate = gate_of(proj, e, live, first_row, head, part, F)
+            first, second = Float32(0.0), Float32(0.0)
+            for one in cutlass.range_constexpr(8):
+                at = shared + F.value_sums_at + ((one * 16 + row) * F.own_v + v) * 4
+                first += shared_float(at)
+                second += shared_float(at + 4)
+            word = rounded(first, second)
+            word = rounded(low(word) * sigmoid(low(gate)), high(word) * sigmoid(high(gate)))
+            to = out + (Int64(first_row + row) * (F.heads * F.v_dim) + column) * 2
+            arch.inline_ptx(STORE_GLOBAL, read_only_args=[to, word])
     stage(F.build, "finished")
+
+
+@cute.jit
+def gate_of(
+    proj: Int64, place: Int32, live: Int32, first_row: Int32, head: Int32, part: Int32, F: cutlass.Constexpr
+):  # fmt: skip
+    """The output gate at a pair of the block's values, ``place`` row by row; beyond the live rows the last one's."""
+    pairs = F.own_v // 2
+    row = first_row + cutlass.min(place // pairs, cutlass.max(live, 1) - 1)
+    column = head * F.v_dim + part * F.own_v + place % pairs * 2
+    return read(LOAD_FLOAT, proj + (Int64(row) * F.columns + F.q_lora + F.width + column) * 2, 1, [])[0]
 
 
 @cute.jit
@@ -161,46 +178,73 @@ def shares(
 
 
 @cute.jit
+def parts_ahead(F: cutlass.Constexpr):
+    """Of a row and group."""
+    return min(-(-F.splits // F.merge_groups), MOST_AHEAD)
+
+
+@cute.jit
+def parts_at(
+    partial: Int64, turn: cutlass.Constexpr, live: Int32, first_row: Int32, head: Int32, part: Int32, t: Int32, F: cutlass.Constexpr
+):  # fmt: skip
+    """(address of a thread's four latents in part 0, row, group); beyond the live rows the last one's."""
+    unit = turn * (256 // F.lanes) + t // F.lanes
+    row, group = unit % F.tile_rows, unit // F.tile_rows
+    there = first_row + cutlass.min(row, cutlass.max(live, 1) - 1)
+    column = part * F.own_latent + t % F.lanes * 4
+    return partial + ((Int64(there) * F.heads + head) * F.latent + column) * 4, row, group
+
+
+@cute.jit
+def ask_parts(base: Int64, split: Int32, F: cutlass.Constexpr):
+    """Words of a thread's latents in every ``merge_groups``-th part from ``split`` on; beyond the last one that again."""
+    words = []
+    for one in cutlass.range_constexpr(parts_ahead(F)):
+        place = cutlass.min(split + one * F.merge_groups, F.splits - 1)
+        words += read(LOAD_FLOATS, base + Int64(place) * (F.slot * F.latent * 4), 4, [])
+    return words
+
+
+@cute.jit
+def first_parts(
+    partial: Int64, live: Int32, first_row: Int32, head: Int32, part: Int32, t: Int32, F: cutlass.Constexpr
+):  # fmt: skip
+    """What :func:`merge` begins with: it needs no shares to be asked for."""
+    base, _, group = parts_at(partial, 0, live, first_row, head, part, t, F)
+    return ask_parts(base, group, F)
+
+
+@cute.jit
 def merge(
-    partial: Int64,
-    live: Int32,
-    first_row: Int32,
-    head: Int32,
-    part: Int32,
-    shared: Int32,
-    t: Int32,
+    partial: Int64, first: list, live: Int32, first_row: Int32, head: Int32, part: Int32, shared: Int32, t: Int32,
     F: cutlass.Constexpr,
-):
-    """A group's sum of every ``merge_groups``-th part of a row, ascending."""
-    column = t % F.lanes * 4
+):  # fmt: skip
+    """A group's sum of every ``merge_groups``-th part of a row, ascending; ``first``: of :func:`first_parts`."""
+    hop = F.merge_groups * parts_ahead(F)
     for turn in cutlass.range_constexpr(F.merge_turns):
-        unit = turn * (256 // F.lanes) + t // F.lanes
-        row, group = unit % F.tile_rows, unit // F.tile_rows
+        base, row, group = parts_at(partial, turn, live, first_row, head, part, t, F)
         if (row < live) & (group < F.merge_groups):
-            sums = [Float32(0.0)] * 4
-            base = partial + ((Int64(first_row + row) * F.heads + head) * F.latent + part * F.own_latent + column) * 4
-            for split in cutlass.range(group, F.splits, F.merge_groups * AHEAD, unroll=1):
-                sums = more_parts(sums, base, shared + F.shares_at + row * F.splits * 4, split, F)
-            to = shared + F.merged_at + ((group * F.tile_rows + row) * F.own_latent + column) * 4
+            shares_at = shared + F.shares_at + row * F.splits * 4
+            words = first if cutlass.const_expr(turn == 0) else ask_parts(base, group, F)
+            sums = add_parts([Float32(0.0)] * 4, words, shares_at, group, F)
+            for split in cutlass.range(group + hop, F.splits, hop, unroll=1):
+                sums = add_parts(sums, ask_parts(base, split, F), shares_at, split, F)
+            to = shared + F.merged_at + ((group * F.tile_rows + row) * F.own_latent + t % F.lanes * 4) * 4
             for e in cutlass.range_constexpr(4):
                 arch.inline_ptx(STORE_FLOAT, read_only_args=[to + 4 * e, sums[e]])
 
 
 @cute.jit
-def more_parts(sums: list, base: Int64, shares_at: Int32, split: Int32, F: cutlass.Constexpr):
-    """:data:`AHEAD` parts more. One whose share is nothing may never have been written."""
-    loads, by = [], []
-    for one in cutlass.range_constexpr(AHEAD):
-        own = split + one * F.merge_groups
-        place = cutlass.min(own, F.splits - 1)
-        share = shared_float(shares_at + place * 4)
-        by.append(share if own < F.splits else Float32(0.0))
-        loads.append(read(LOAD_FLOATS, base + Int64(place) * (F.slot * F.latent * 4), 4, []))
+def add_parts(sums: list, words: list, shares_at: Int32, split: Int32, F: cutlass.Constexpr):
+    """The parts of :func:`ask_parts` by their shares. One whose share is nothing may never have been written."""
     found = list(sums)
-    for one in cutlass.range_constexpr(AHEAD):
+    for one in cutlass.range_constexpr(parts_ahead(F)):
+        own = split + one * F.merge_groups
+        by = shared_float(shares_at + cutlass.min(own, F.splits - 1) * 4)
+        by = by if own < F.splits else Float32(0.0)
         for e in cutlass.range_constexpr(4):
-            more = as_float(loads[one][e]) * by[one]
-            found[e] = found[e] + (more if by[one] > Float32(0.0) else Float32(0.0))
+            more = as_float(words[4 * one + e]) * by
+            found[e] = found[e] + (more if by > Float32(0.0) else Float32(0.0))
     return found
 
 
