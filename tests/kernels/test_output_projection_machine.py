@@ -73,9 +73,7 @@ class Case:
 
     kind = ProjectionMachine
 
-    def __init__(
-        self, monkeypatch: Any, engine: Any = SPLIT, rows: int = ROWS, width: int = 0, **change: Any
-    ) -> None:
+    def __init__(self, monkeypatch: Any, engine: Any = SPLIT, rows: int = ROWS, width: int = 0, **change: Any) -> None:
         from k3lab.kernels import cute_compile
 
         self.one = problem(rows, TP, width=width or (256 if engine is SPLIT else 192), blocks=2)
