@@ -12,11 +12,9 @@ from ..errors import InputError
 from ..output_projection.mailbox import epochs_buffer
 from ..space import Config
 from .family import MoeTail
-from .layout import ROW_SUM_BYTES, TILE, UNIT, WARPS, Cut
+from .layout import ROW_SUM_BYTES, RUN, TILE, UNIT, WARPS, Cut
 
 MOST_ROWS = 64
-RESERVED_REGISTERS = 30
-"""Addresses, targets and the allocator's slack."""
 LEAST_REGISTERS = 128
 """A thread of a block of 512 has no more."""
 
@@ -91,6 +89,7 @@ def tensor_args(shape: Cut) -> dict[str, Arg]:
         "deltas", "deltas_targets", "epochs", "health",
     )  # fmt: skip
     args = {name: Arg("tensor", name) for name in names}
+    args["w_up"] = Arg("tensor_map", "w_up", box=(TILE, RUN))
     if not shape.two_shot:
         args["totals"] = args["totals_targets"] = Arg("null")
     return args
@@ -126,14 +125,9 @@ def eps_constant(eps: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", eps))[0])
 
 
-def registers(shape: Cut, at_once: int) -> int:
-    """Registers of a making block's thread: weights under way, beside them the packets of a round or the sums; and the rest,
-    which where rows go in several passes knows which.
-    """
-    weights = 34 * shape.chunks_each  # and their address
-    polled = 4 * (shape.rounds_at_once if shape.two_shot else 1)
-    polled = max(polled, 4 * min(at_once, shape.tp))
-    return weights + max(polled, 32 // shape.chunks_each) + RESERVED_REGISTERS + (4 if shape.passes > 1 else 0)
+def crowded(shape: Cut, at_once: int) -> bool:
+    """Whether packets of a round leave some words on the stack: those of more than eight ranks beside what passes keep."""
+    return shape.passes > 1 and shape.chunks_each > 1 and not shape.two_shot and at_once > 8
 
 
 def shared_bytes(shape: Cut) -> int:

@@ -11,13 +11,14 @@ from cutlass.memory import SmemAllocator
 from ..cute_stages import stage
 from ..cute_waits import count_launch, pause
 from .cute_next import finish_rows
+from .cute_tiles import tile_copy
 from .cute_up import make_columns
 
 
 @cute.kernel
 def k3_moe_tail_cute_fused_step(
-    latent_partial: cute.Tensor, shared_partial: cute.Tensor, latent_norm: cute.Tensor, w_up: cute.Tensor, prefix: cute.Tensor,
-    blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor, prefix_out: cute.Tensor,
+    latent_partial: cute.Tensor, shared_partial: cute.Tensor, latent_norm: cute.Tensor, w_load: cute.CopyAtom, w_map: cute.Tensor,
+    prefix: cute.Tensor, blocks: cute.Tensor, res_norm: cute.Tensor, res_proj: cute.Tensor, norm_w: cute.Tensor, prefix_out: cute.Tensor,
     next_input: cute.Tensor, latents: cute.Tensor, latents_targets: cute.Tensor, shares: cute.Tensor, shares_targets: cute.Tensor,
     totals: cute.Tensor, totals_targets: cute.Tensor, deltas: cute.Tensor, deltas_targets: cute.Tensor, epochs: cute.Tensor,
     health: cute.Tensor, rows: Int32, saved: Int32,
@@ -34,17 +35,17 @@ def k3_moe_tail_cute_fused_step(
     counter = epochs.iterator.toint()
     record = health.iterator.toint()
     # a block is either the one or the other
-    memory = SmemAllocator().allocate_array(Int32, T.memory_bytes // 4, byte_alignment=16)
+    memory = SmemAllocator().allocate_array(Int32, T.memory_bytes // 4, byte_alignment=128)
     if block < T.making:
         tensors = [
             one.iterator.toint()
             for one in (
-                latent_partial, shared_partial, latent_norm, w_up, latents, shares, totals, latents_targets, shares_targets,
+                latent_partial, shared_partial, latent_norm, latents, shares, totals, latents_targets, shares_targets,
                 totals_targets, deltas_targets,
             )
         ]  # fmt: skip
         epoch = make_columns(
-            [*tensors, counter, record], memory, rows, block, t, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER
+            [*tensors, counter, record], w_load, w_map, memory, rows, block, t, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER
         )  # fmt: skip
         # all warps of the block have read its counter before a barrier that is behind them
         stage(JITTER, "finished")
@@ -81,8 +82,9 @@ def launch(
     REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: clusters of ``split`` blocks."""
+    w_load, w_map = tile_copy(w_up)
     k3_moe_tail_cute_fused_step(
-        latent_partial, shared_partial, latent_norm, w_up, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input,
+        latent_partial, shared_partial, latent_norm, w_load, w_map, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input,
         latents, latents_targets, shares, shares_targets, totals, totals_targets, deltas, deltas_targets, epochs, health, rows,
         saved, T, EPS, AT_ONCE, BACKOFF, REHEARSE, RELEASE, JITTER,
     ).launch(grid=[T.blocks, 1, 1], block=[512, 1, 1], cluster=[T.split, 1, 1], stream=stream)  # fmt: skip

@@ -13,14 +13,13 @@ from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from ..stamps import build_of
 from .common import (
-    LEAST_REGISTERS,
     buffers,
+    crowded,
     cut,
     eps_constant,
     fake_tensors,
     must_be_peer,
     refuses_always,
-    registers,
     shared_bytes,
     tail,
     tensor_args,
@@ -45,7 +44,10 @@ class CuteFusedEngine(Engine):
     family = "moe_tail"
     compiler = "cute"
     sources = (
-        *(HERE / f"{name}.py" for name in ("cute_fused", "cute_next", "cute_poll", "cute_send", "cute_sum", "cute_up")),
+        *(
+            HERE / f"{name}.py"
+            for name in ("cute_fused", "cute_next", "cute_poll", "cute_send", "cute_sum", "cute_tiles", "cute_up")
+        ),
         *CUTE_MIX,
     )
 
@@ -94,15 +96,15 @@ class CuteFusedEngine(Engine):
                     f"more clusters of {{split_k}} than the GPCs of {gpu.name} hold at one block an SM",
                 ),
                 Constraint(
-                    lambda c: registers(cut(problem, c), int(c["at_once"])) <= LEAST_REGISTERS,
-                    "weights under way and the packets of a round exceed a thread's registers",
+                    lambda c: not crowded(cut(problem, c), int(c["at_once"])),
+                    "the packets of {at_once} ranks beside several passes of two runs of latents exceed a thread's registers",
                 ),
                 Constraint(
                     lambda c: int(c["at_once"]) <= max(problem.tp, 4), f"{{at_once}} at once of TP {problem.tp}"
                 ),
                 Constraint(
                     lambda c: shared_bytes(cut(problem, c)) <= gpu.shared_per_block,
-                    f"sums exceed the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
+                    f"weights and sums exceed the {gpu.shared_per_block} bytes of shared memory a block may have on {gpu.name}",
                 ),
             ),
             default=self._default(problem, gpu),
@@ -113,7 +115,7 @@ class CuteFusedEngine(Engine):
         """Clusters of eight where they fit, one shot for few rows, and as few rows a finishing block as fit."""
         base: Config = {
             "split_k": 8, "exchange": "one_shot" if problem.rows <= ONE_SHOT_ROWS else "two_shot", "rows_each": 1,
-            "at_once": 8, "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
+            "at_once": min(16, max(4, problem.tp)), "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
         }  # fmt: skip
 
         def fits(c: Config) -> bool:
@@ -121,11 +123,7 @@ class CuteFusedEngine(Engine):
             return cut(problem, c).blocks // split <= sum(sms // split for sms in gpu.gpc_sms)
 
         choices = [{**base, "split_k": split, "rows_each": each} for each in (1, 2, 4, 8) for split in (8, 4)]
-        chosen = next((c for c in choices if fits(c)), base)
-        if chosen["split_k"] != 8:
-            return {**chosen, "at_once": 4}
-        most = min(16, max(4, problem.tp))
-        return {**chosen, "at_once": most if registers(cut(problem, chosen), most) <= LEAST_REGISTERS else most // 2}
+        return next((c for c in choices if fits(c)), base)
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch. Not in the space: ``stores``, and ``jitter``, seed of random delays in every hand-over, for tests."""

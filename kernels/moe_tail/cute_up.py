@@ -8,12 +8,12 @@ from cutlass.cute import arch
 
 from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
 from ..cute_stages import stage
-from ..cute_streaming import EVICT_FIRST, LOAD_W, multiply, read
+from ..cute_streaming import multiply, read
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_send import planned, send_planned, send_quad
 from .cute_sum import LOAD_TWO, STORE_TWO, own_latents, sum_latents, sum_share
+from .cute_tiles import LOAD_FOUR, ask_tiles, tile_words
 
-LOAD_FOUR = "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];"
 LOAD_ONE = "ld.shared.u32 $0, [$1];"
 # between the sums in shared memory and those who push them on: all but the two warps of the shared expert
 SUMS_DONE, THREADS = 1, 512
@@ -27,44 +27,27 @@ def near(text: cutlass.Constexpr, at: Int32, WORDS: cutlass.Constexpr):
 
 
 @cute.jit
-def weights_ahead(w: Int64, cluster: Int32, part: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr):
-    """All weights of a warp, straight into MMA operands: for each run of 32 latents eight tiles of eight columns."""
-    column = cluster * 64 + lane // 4
-    runs = []
-    for c in cutlass.range_constexpr(T.chunks_each):
-        chunk = c * T.warps_k + cutlass.min(warp, T.warps_k - 1)
-        at = w + (Int64(column) * T.latent + part * T.span + chunk * 32 + lane % 4 * 8) * 2
-        words = []
-        for j in cutlass.range_constexpr(TILES):
-            words += read(LOAD_W, at + j * (8 * T.latent * 2), 4, [Int64(EVICT_FIRST)])
-        runs.append(words)
-    return runs
-
-
-@cute.jit
-def multiply_latents(runs: list, x_at: Int32, sums_at: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr):
+def multiply_latents(
+    tiles_at: Int32, full: cute.Pointer, x_at: Int32, sums_at: Int32, warp: Int32, lane: Int32, T: cutlass.Constexpr
+):
     """A warp's share of 64 columns for all rows of the pass, into shared memory."""
     group, quad = lane // 4, lane % 4
-    x = []
+    acc = [Float32(0.0)] * (TILES * 4)
+    # in every pass the first phase: no tile is brought twice
+    arch.mbarrier_wait(full, 0)
     for c in cutlass.range_constexpr(T.chunks_each):
-        words = []
+        x: list = []
         for h in cutlass.range_constexpr(T.halves):
             at = x_at + ((h * 8 + group) * T.x_words + (c * T.warps_k + warp) * 16 + quad * 4) * 4
-            words += near(LOAD_FOUR, at, 4)
-        x.append(words)
-    # of many weights half the tiles at a time: their sums would not find registers beside them
-    count = TILES // T.chunks_each
-    for first in cutlass.range_constexpr(0, TILES, count):
-        acc = [Float32(0.0)] * (count * 4)
-        for c in cutlass.range_constexpr(T.chunks_each):
-            acc = multiply(acc, runs[c][4 * first : 4 * (first + count)], x[c], T.halves)
-        for j in cutlass.range_constexpr(count):
-            for h in cutlass.range_constexpr(T.halves):
-                row = h * 8 + group
-                if row < T.pass_rows:
-                    at = sums_at + ((warp * T.pass_rows + row) * 72 + (first + j) * 8 + quad * 2) * 4
-                    pair = [as_word(acc[4 * j + 2 * h]), as_word(acc[4 * j + 2 * h + 1])]
-                    arch.inline_ptx(STORE_TWO, read_only_args=[at, *pair])
+            x += near(LOAD_FOUR, at, 4)
+        acc = multiply(acc, tile_words(tiles_at, c, warp, lane, T), x, T.halves)
+    for j in cutlass.range_constexpr(TILES):
+        for h in cutlass.range_constexpr(T.halves):
+            row = h * 8 + group
+            if row < T.pass_rows:
+                at = sums_at + ((warp * T.pass_rows + row) * 72 + j * 8 + quad * 2) * 4
+                pair = [as_word(acc[4 * j + 2 * h]), as_word(acc[4 * j + 2 * h + 1])]
+                arch.inline_ptx(STORE_TWO, read_only_args=[at, *pair])
 
 
 @cute.jit
@@ -136,14 +119,14 @@ def publish_columns(
 
 @cute.jit
 def make_pass(
-    runs: list, mailboxes: list, deltas_to: Int64, places: list, pushed: cute.Pointer, bars: cute.Pointer,
+    mailboxes: list, deltas_to: Int64, places: list, pushed: cute.Pointer, bars: cute.Pointer,
     turn: Int32, rows: Int32, cluster: Int32, part: Int32, block: Int32, t: Int32, warp: Int32, lane: Int32, epoch: Uint32,
     claim: Uint32, health: Int64,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """One pass of rows: ``places`` are what :attr:`.layout.Cut.making_bytes` names."""
-    x_at, sums_at, squares_at, shares_at, gamma_at, pushed_at = places
+    tiles_at, x_at, sums_at, squares_at, shares_at, gamma_at, pushed_at = places
     if cutlass.const_expr(T.share_first):  # noqa: SIM102, compiled in or not, then asked at run time
         if warp >= 14:
             sum_share(
@@ -157,13 +140,12 @@ def make_pass(
         T, JITTER,
     )  # fmt: skip
     line_at = deltas_to + t % T.tp * 16
-    # asked for before the block and its cluster are waited for: a trip to memory is no shorter. Beside the weights, which are kept
-    # where there are more passes, there are no registers for it
-    line = read(LOAD_TARGET, line_at, 4, []) if cutlass.const_expr(T.passes == 1) else []
+    # asked for before the block and its cluster are waited for: a trip to memory is no shorter
+    line = read(LOAD_TARGET, line_at, 4, [])
     arch.sync_threads()
     stage(JITTER, "heard")
     if warp < T.warps_k:
-        multiply_latents(runs, x_at, sums_at, warp, lane, T)
+        multiply_latents(tiles_at, bars + 2 + warp, x_at, sums_at, warp, lane, T)
     if warp < 14:
         arch.barrier(barrier_id=SUMS_DONE, number_of_threads=448)
         stage(JITTER, "product")
@@ -173,8 +155,6 @@ def make_pass(
         sum_share(
             mailboxes[1], shares_at, row0, column, t - 448, epoch, health, block, AT_ONCE, BACKOFF, T, JITTER
         )  # fmt: skip
-    if cutlass.const_expr(T.passes > 1):
-        line = read(LOAD_TARGET, line_at, 4, [])
     # waits of the cluster end: each block pushes, since all its other waits end
     arch.mbarrier_wait(bars + half, phase)
     stage(JITTER, "told")
@@ -191,29 +171,37 @@ def make_pass(
 
 @cute.jit
 def make_columns(
-    tensors: list, memory: cute.Pointer, rows: Int32, block: Int32, t: Int32,
+    tensors: list, w_load: cute.CopyAtom, w_map: cute.Tensor, memory: cute.Pointer, rows: Int32, block: Int32, t: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
     RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """All of a making block, but for its counter: from its weights to its columns on every rank.
 
-    ``tensors``: addresses of latent_partial, shared_partial, latent_norm, w_up, the mailboxes latents, shares and totals, the
+    ``tensors``: addresses of latent_partial, shared_partial, latent_norm, the mailboxes latents, shares and totals, the
     tables of latents, shares, totals and deltas, the counters and the health record. Returns the epoch.
     """
-    latent, share, norm, w, latents, shares, totals, latents_to, shares_to, totals_to, deltas_to, counter, health = (
-        tensors
-    )
+    latent, share, norm, latents, shares, totals, latents_to, shares_to, totals_to, deltas_to, counter, health = tensors
     lane = t % 32
     warp = arch.make_warp_uniform(arch.warp_idx())
     cluster, part = block // T.split, block % T.split
-    first = [sum(T.making_bytes[:i]) for i in range(7)]
-    places = [memory.toint() + place for place in first[:6]]
-    pushed = memory + first[5] // 4
-    bars = cute.recast_ptr(memory + first[6] // 4, dtype=Int64).align(8)
+    first = [sum(T.making_bytes[:i]) for i in range(8)]
+    places = [memory.toint() + place for place in first[:7]]
+    pushed = memory + first[6] // 4
+    bars = cute.recast_ptr(memory + first[7] // 4, dtype=Int64).align(8)
 
     if cutlass.const_expr(RELEASE == "entry"):
         release(JITTER, block * 64 + 16 + warp)
-    runs = weights_ahead(w, cluster, part, warp, lane, T)
+    if t == 0:
+        for i in cutlass.range_constexpr(2):
+            arch.mbarrier_init(bars + i, 1)
+            arch.mbarrier_arrive_and_expect_tx(bars + i, T.pushed_bytes)
+    if warp < T.warps_k:
+        with arch.elect_one():
+            arch.mbarrier_init(bars + 2 + warp, 1)
+    arch.mbarrier_init_fence()
+    arch.sync_warp()
+    if warp < T.warps_k:
+        ask_tiles(w_load, w_map, memory, bars + 2 + warp, cluster, part, warp, T)
     _, place, _ = T.quad(0, warp, lane)
     gamma = read(
         "ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2];",
@@ -225,11 +213,6 @@ def make_columns(
     plans = [
         planned(latent, share, latents_to, shares_to, number + i * (T.making * 16), rows, lane, T) for i in range(ahead)
     ]
-    if t == 0:
-        for i in cutlass.range_constexpr(2):
-            arch.mbarrier_init(bars + i, 1)
-            arch.mbarrier_arrive_and_expect_tx(bars + i, T.pushed_bytes)
-    arch.mbarrier_init_fence()
     arch.cluster_arrive_relaxed()
     if cutlass.const_expr(RELEASE == "loads"):
         release(JITTER, block * 64 + 16 + warp)
@@ -253,17 +236,17 @@ def make_columns(
         own_latents(latents, totals_to, number, rows, lane, epoch, claim, health, block, at_once, BACKOFF, T, JITTER)
     arch.cluster_wait()
     # each thread's own place, for all passes; behind the barrier, or the compiler waits for these words before it sends
-    arch.inline_ptx(STORE_TWO, read_only_args=[places[4] + t * 8, *gamma])
+    arch.inline_ptx(STORE_TWO, read_only_args=[places[5] + t * 8, *gamma])
     mailboxes = [totals if cutlass.const_expr(T.two_shot) else latents, shares]
     if cutlass.const_expr(T.passes == 1):
         make_pass(
-            runs, mailboxes, deltas_to, places, pushed, bars, 0, rows, cluster, part, block, t, warp, lane, epoch, claim,
+            mailboxes, deltas_to, places, pushed, bars, 0, rows, cluster, part, block, t, warp, lane, epoch, claim,
             health, T, EPS, at_once, BACKOFF, JITTER,
         )  # fmt: skip
     else:
         for turn in cutlass.range(0, T.live_passes(rows), 1, unroll=1):
             make_pass(
-                runs, mailboxes, deltas_to, places, pushed, bars, turn, rows, cluster, part, block, t, warp, lane, epoch,
+                mailboxes, deltas_to, places, pushed, bars, turn, rows, cluster, part, block, t, warp, lane, epoch,
                 claim, health, T, EPS, at_once, BACKOFF, JITTER,
             )  # fmt: skip
     return epoch

@@ -13,8 +13,10 @@ from ..output_projection.mailbox import Layout, packet
 
 THREADS, WARPS = 512, 16
 """Of every block."""
-TILE = 64
-"""Columns of a cluster."""
+TILE, RUN = 64, 32
+"""Columns of a cluster; latents that a warp multiplies at once."""
+TILE_BYTES = TILE * RUN * 2
+"""Of their weights: rows of 64 bytes."""
 MMA_WARPS = 14
 """Most warps that share a block's latents; the two others add up the shared expert meanwhile."""
 QUAD = 4
@@ -111,7 +113,7 @@ class Cut:
     @property
     def chunks(self) -> int:
         """Runs of 32 latents."""
-        return self.span // 32
+        return self.span // RUN
 
     @property
     def warps_k(self) -> int:
@@ -140,11 +142,10 @@ class Cut:
 
     @property
     def rounds_at_once(self) -> int:
-        """Rounds of which an owner's sums are polled together: as many as the weights leave registers for."""
+        """Rounds of which an owner's sums are polled together."""
         if not self.two_shot or self.pass_rows % self.beside:
             return 1
-        most = 4 if self.chunks_each == 1 else 2 if self.halves == 1 else 1
-        return max(count for count in range(1, most + 1) if self.rounds % count == 0)
+        return max(count for count in range(1, 5) if self.rounds % count == 0)
 
     @property
     def x_words(self) -> int:
@@ -247,8 +248,8 @@ class Cut:
 
     @property
     def tasks_ahead(self) -> int:
-        """Tasks of which all loads are asked for before the first store: as many as the weights leave registers for."""
-        return 2 if self.chunks_each == 1 else 1
+        """Tasks of which all loads are asked for before the first store."""
+        return 2
 
     def latent_task(self, task):
         """(row, first column, group of ranks) of one of the first tasks."""
@@ -302,17 +303,19 @@ class Cut:
     # shared memory of a block
     @property
     def making_bytes(self) -> tuple[int, ...]:
-        """Of a making block: normed latents, sums, squares and lateness of the warps, the shared expert's columns and lateness,
-        each thread's weights of the norm, what other blocks push, two barriers; each a multiple of 16.
+        """Of a making block: tiles of weights, which copies want aligned to 128; normed latents, sums, squares and lateness of the
+        warps, the shared expert's columns and lateness, each thread's weights of the norm, what other blocks push, two barriers
+        of pushes and one a warp of weights; each a multiple of 16.
         """
         return (
+            self.chunks * TILE_BYTES,
             8 * self.halves * self.x_words * 4,
             self.warps_k * self.pass_rows * SUM_WORDS * 4,
             (self.pass_rows * self.row_warps + WARPS + 3) // 4 * 16,
             (self.pass_rows * self.own // 2 + 2 + 3) // 4 * 16,
             THREADS * 8,
             2 * self.pushed_bytes,
-            16,
+            (2 + self.warps_k + 1) // 2 * 16,
         )
 
     @property

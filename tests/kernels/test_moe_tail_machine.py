@@ -13,9 +13,9 @@ from k3lab.kernels.transports import target_rows
 from k3lab.tuning.compare import compare
 
 from .moe_tail_case import FAMILY, FUSED, config, factors_of, judge, problem, twin, whole_numbers
+from .ptx_copies import Copies
 from .ptx_machine import Memory, Step
 from .test_experts_machine import bits
-from .test_output_projection_machine import ProjectionMachine
 
 TP, ROWS, LIVE = 4, 3, 2
 SMALL = {"hidden": 512, "latent": 256, "blocks": 3}
@@ -39,7 +39,7 @@ class Phased:
             self.phase, self.arrived = self.phase + 1, False
 
 
-class TailMachine(ProjectionMachine):
+class TailMachine(Copies):
     """With the instructions that this kernel adds, and barriers that are armed again."""
 
     def do_mbarrier(self, step: Step, who: np.ndarray, place: int) -> None:
@@ -127,6 +127,8 @@ class Case:
             self.text, self.memory.data, values, self.launch.threads, self.launch.cluster_blocks, self.launch.shared_bytes,
             seed=seed, tick=tick,
         )  # fmt: skip
+        mapped = [arg for arg in self.launch.args if arg.kind == "tensor_map"]
+        machine.maps = {self.at[arg.name]: (self.memory.places[arg.name][2], arg.box) for arg in mapped}
         machine.run(0, self.launch.blocks)
         assert self.memory.guards_hold()
         return machine
@@ -151,7 +153,8 @@ def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange
     for turn in range(2):
         case.poison()
         machine = case.run(turn)
-        assert {one for one in machine.before_wait if not one.startswith("ld.global.L1_no_allocate")} == set()
+        weights = {"latent_norm", "w_up", "res_norm", "res_proj", "norm_w"}
+        assert case.memory.touched(machine.ahead) == weights
         case.judge()
         assert (case.memory.get("epochs") == turn + 1).all()
 

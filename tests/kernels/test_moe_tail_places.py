@@ -167,11 +167,12 @@ def test_lanes_that_read_together_fall_on_other_banks(tp, rows, change):
 @pytest.mark.parametrize(("tp", "rows", "change"), SHAPES)
 def test_shared_memory_parts_are_aligned_and_hold_what_they_say(tp, rows, change):
     shape = cut_of(tp, rows, change)
-    x, sums, squares, shares, gamma, pushed, bars = shape.making_bytes
+    tiles, x, sums, squares, shares, gamma, pushed, bars = shape.making_bytes
     assert not any(size % 16 for size in shape.making_bytes)
     assert x >= 4 * 8 * shape.halves * shape.x_words and shape.x_words >= shape.span // 2
     assert sums >= 4 * shape.warps_k * shape.pass_rows * SUM_WORDS
     assert squares >= 4 * (shape.pass_rows * shape.row_warps + WARPS)
     assert shares >= 2 * shape.pass_rows * shape.own + 8
-    assert (gamma, pushed, bars) == (512 * 8, 2 * shape.pushed_bytes, 16)
+    assert (tiles, gamma, pushed) == (64 * shape.span * 2, 512 * 8, 2 * shape.pushed_bytes)
+    assert bars >= 8 * (2 + shape.warps_k)
     assert shape.memory_bytes >= max(sum(shape.making_bytes), 512 * 96)
