@@ -11,7 +11,7 @@ from cutlass.memory import SmemAllocator
 from ..cute_mix import mix_of_saved
 from ..cute_row import meet
 from ..cute_stages import stage
-from ..cute_waits import count_launch, epoch_of, pause
+from ..cute_waits import count_launch, epoch_of, pause, release
 from .cute_copied import TILE, partial_copied, tile_copy
 from .cute_mix import UNITS, finish, ranks_at_once
 from .cute_parts import seven
@@ -71,6 +71,8 @@ def k3_output_projection_cute_apart_step(
             arch.griddepcontrol_wait()
     else:
         row, first = block // CLUSTER, block % CLUSTER * mixers
+        if cutlass.const_expr(RELEASE == "entry"):
+            release(JITTER, block * 64 + 16 + warp)
         if t == 0:
             ask_slices(
                 [one.iterator.toint() for one in (res_norm, res_proj, norm_w)], prefix.iterator.toint(), blocks.iterator.toint(),
@@ -102,6 +104,8 @@ def k3_output_projection_cute_apart_step(
                 )  # fmt: skip
                 stage(JITTER, "asked")
             arch.griddepcontrol_wait()
+            if cutlass.const_expr(RELEASE == "loads"):
+                release(JITTER, block * 64 + 16 + warp)
             if cutlass.const_expr(REHEARSE) or finishes:
                 finish(
                     mailbox.iterator.toint(), old, mix, total, largest, folded, norm, shared, unit, lane, row, epoch,
@@ -111,6 +115,8 @@ def k3_output_projection_cute_apart_step(
                 )  # fmt: skip
         else:
             arch.griddepcontrol_wait()
+            if cutlass.const_expr(RELEASE == "loads"):
+                release(JITTER, block * 64 + 16 + warp)
         stage(JITTER, "finished")
         pause(JITTER, epoch, block * 64 + 36)
         arch.barrier(barrier_id=MIXED, number_of_threads=threads)

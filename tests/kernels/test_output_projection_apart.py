@@ -151,11 +151,13 @@ def test_machine_code(arch, tp, rows, kind, change):
             assert read < fence < again
     # PDL
     releases = places(code, "PREEXIT")
-    assert len(releases) == (0 if chosen["release"] == "end" else 1)
+    # of the product, of a row, and of one that does not live: without those of rows the next launch waits for their ends
+    assert len(releases) == {"end": 0, "entry": 2, "loads": 3}[chosen["release"]]
     if chosen["release"] == "entry":
-        assert releases[0] < tiles[0]
+        assert releases[0] < tiles[0] and releases[1] < places(code, SLICE)[0]
     if chosen["release"] == "loads":
         assert tiles[depth - 1] < releases[0] < places(code, r"STG\..*")[0]
+        assert not set(releases) & set(unwaited(code))
     # packets: whole, to and from the other ranks at system scope; a row's sums in its blocks' shared memory
     turns = -(-rows // chosen["warps_k"])
     assert stores_and_loads(code) == packets_of(chosen, turns * (tp // 4), tp)
