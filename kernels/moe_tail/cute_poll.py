@@ -1,4 +1,4 @@
-"""Bounded polls of the tail's CuTe DSL kernel, whose threads have weights in nearly all of their registers meanwhile."""
+"""Bounded polls of the tail's CuTe DSL kernel, whose warps poll together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def poll(
 
     All lanes of the warp call this; those that do not ``ask`` wait for nothing, and nothing is missing of theirs.
 
-    The waits of threads that hold weights are at the limit of their registers: with one loop for all rounds the compiler puts some of
-    the weights on the stack.
+    With one loop for all rounds threads that hold weights in registers had some of them on the stack. None are held there now, and
+    one loop would fit.
     """
     words, each = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
     missing = any_of(each) if asks else Uint32(0)
