@@ -45,7 +45,10 @@ def section(data: Mapping[str, Any] | None, link: str) -> str:
     shared = ", each context over all ranks (DCP)" if any(row.get("dcp", 1) > 1 for row in data["rows"]) else ""
     commit = data.get("environment", {}).get("commit")
     at = f", commit {commit}" if commit else ""
-    lines = [f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone{shared}{at} ([record]({link})).", ""]
+    lines = [
+        f"Measured on an {data['gpu']}, rank {data['rank']} of {data['tp']} alone{shared}{at} ([record]({link})).",
+        "",
+    ]
     lines += ["| bar | measured | to close | aim | |", "| --- | ---: | ---: | ---: | --- |"]
     lines += [
         f"| {one['what']} | {one['got']:.1f} {one['unit']} | {one['close']:g} | {one['aim']:g} | {one['verdict']} |"

@@ -127,6 +127,14 @@ def test_padding_ends_at_what_a_block_may_have():
     assert padded_bytes(0, PER_SM, PER_BLOCK, RESERVED, 100) == PER_BLOCK - 100
 
 
+class Taken(int):
+    """Dynamic shared memory, as a launch configuration tells it."""
+
+    @property
+    def sharedMemBytes(self) -> int:
+        return int(self)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     """A driver that counts blocks by shared memory and ``by_threads``; clusters of four lose the SMs that no four share."""
@@ -210,7 +218,19 @@ def test_a_driver_that_does_not_say_how_much_there_is(driver, monkeypatch):
     ],
 )
 def test_the_carveout_holds_the_blocks_of_an_sm(driver, blocks, needs, percent):
-    assert carveout(dataclasses.replace(launch(blocks), shared_bytes=1), None, needs) == percent
+    assert carveout(dataclasses.replace(launch(blocks), shared_bytes=1), None, Taken(needs)) == percent
     beside = min(-(-blocks // SMS), PER_SM // (needs + RESERVED))
     assert PER_SM * (percent - 1) < 100 * beside * (needs + RESERVED) <= PER_SM * percent
     assert percent_taken(blocks, SMS, PER_SM, needs + RESERVED) == percent
+
+
+@pytest.mark.parametrize(
+    ("blocks", "percent"),
+    [
+        (120, 39),  # one an SM of those that clusters of four come to
+        (132, 78),  # as many blocks as SMs, and some of these get two
+    ],
+)
+def test_the_carveout_holds_the_clusters_that_share_an_sm(driver, blocks, percent):
+    """A launch that finds less than its blocks need waits until its predecessor has left the SM."""
+    assert carveout(launch(blocks, 4), None, Taken(90_000)) == percent
