@@ -112,7 +112,7 @@ def try_in_layer(
 
     Args:
         chosen: the isolated winner of every place of the layer that is tuned.
-        candidates: of the places to try, with the isolated winner among them.
+        candidates: of the places to try, with the isolated winner among them; :data:`TOP` of them are tried, of every engine one if it has some.
         capture: makes a layer that can be timed.
         check: what is wrong with a layer's results, or nothing; asked of each winner after it was timed.
         rounds: series of each.
@@ -132,7 +132,7 @@ def try_in_layer(
         own = [one for one in ranked if (one.engine, one.digest) == (first.engine, first.digest)]
         if not own:
             raise InputError(f"the isolated winner of {place} is not among its candidates")
-        tried = [own[0], *[one for one in ranked if one is not own[0]][: TOP - 1]]
+        tried = [own[0], *_others(ranked, own[0])][:TOP]
         entries = _timed(layer, place, tried, capture, rounds)
         if entries[0].failed:
             raise InputError(f"the layer does not run with what {place} has now: {entries[0].failed}")
@@ -147,6 +147,16 @@ def try_in_layer(
         verdicts.append(verdict)
         say(f"{place}: {verdict.reason}")
     return verdicts
+
+
+def _others(ranked: Sequence[Candidate], own: Candidate) -> list[Candidate]:
+    """Beside the isolated winner, fastest first, but the best of each other engine ahead of them: configs of one engine are much alike
+    in what they leave of an SM to the kernels around them, which is what a layer tells and an isolated time does not.
+    """
+    left = [one for one in ranked if one is not own]
+    best = {one.engine: one for one in reversed(left) if one.engine != own.engine}
+    firsts = sorted(best.values(), key=left.index)
+    return firsts + [one for one in left if one not in firsts]
 
 
 def _candidate(one: InSitu) -> Candidate:

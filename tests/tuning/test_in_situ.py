@@ -57,6 +57,17 @@ def test_the_winner_of_the_layer_is_taken_and_both_numbers_are_kept() -> None:
     assert "no other is ahead" in second.reason
 
 
+def test_the_best_of_another_engine_is_tried_however_many_are_faster_alone() -> None:
+    own = [Candidate("a0", {"n": n}, 10.0 + n) for n in range(3)]
+    rig = Rig({**INSIDE, "a3": 8.0, "a3x": 9.0})
+    (verdict,) = try_in_layer(
+        {"a": own[0], "b": B[0]}, {"a": [*own, candidate("a3", 20.0), candidate("a3x", 21.0)]}, rig.capture
+    )
+    assert [one.engine for one in verdict.entries] == ["a0", "a3", "a3x"] and verdict.winner.engine == "a3"
+    (verdict,) = try_in_layer({"a": own[0], "b": B[0]}, {"a": [*own, candidate("a3", 20.0)]}, rig.capture)
+    assert [one.isolated_us for one in verdict.entries] == [10.0, 20.0, 11.0]
+
+
 def test_one_replacement_at_a_time_and_what_changed_stays() -> None:
     rig = Rig(INSIDE)
     try_in_layer(CHOSEN, {"a": A, "b": B}, rig.capture)
