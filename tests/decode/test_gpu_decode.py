@@ -81,7 +81,7 @@ def test_a_trace_of_the_replay_holds_kernels(tmp_path: Path) -> None:
     assert {f"k3lab decode step {index}" for index in range(3)} <= {event.get("name") for event in events}
 
 
-@pytest.mark.parametrize("engine", ["cute_fused", "cute_split"])
+@pytest.mark.parametrize("engine", ["cute_fused", "cute_apart", "cute_split"])
 def test_layers_with_the_output_projections_kernels_are_those_without(device: Device, engine: str) -> None:
     """Fewer rows than compiled for, one to six saved blocks, a restart; eagerly and from a graph."""
     rows, tp = 5, 16

@@ -29,6 +29,7 @@ LEAST_LIMIT_S, EXCHANGES_A_LIMIT = 1.0, 50
 """A wait may last so many exchanges: time-sliced processes have no pace of their own, so it is measured first."""
 CONFIGS: dict[str, tuple[str, Config]] = {
     "fused": ("cute_fused", {}),
+    "apart": ("cute_apart", {}),
     "split": ("cute_split", {"packet": "b32e32", "consumer_wait": "exit"}),
     "two_shot": ("cute_split", {"exchange": "two_shot"}),
 }

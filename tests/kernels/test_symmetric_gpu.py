@@ -55,7 +55,7 @@ def judge(found: dict[int, dict], size: int) -> None:
             assert result.ok, f"rank {rank}: {result.message}"
 
 
-@pytest.mark.parametrize(("size", "form"), [(2, "fused"), (4, "fused"), (4, "split"), (4, "two_shot")])
+@pytest.mark.parametrize(("size", "form"), [(2, "fused"), (4, "fused"), (4, "apart"), (4, "split"), (4, "two_shot")])
 def test_all_ranks_have_the_twins_sum_in_the_same_bits(size: int, form: str, tmp_path: Path) -> None:
     found = run(size, "steps", tmp_path, form)
     judge(found, size)

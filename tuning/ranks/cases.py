@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...kernels.collectives import Collectives
 
 ENGINES = {
-    "output_projection": ("cute_fused", "cute_split"),
+    "output_projection": ("cute_fused", "cute_apart", "cute_split"),
     "router": ("cute_fused",),
     "moe_tail": ("cute_fused",),
 }
