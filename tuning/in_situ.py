@@ -112,7 +112,7 @@ def try_in_layer(
 
     Args:
         chosen: the isolated winner of every place of the layer that is tuned.
-        candidates: of the places to try, with the isolated winner among them; :data:`TOP` of them are tried, of every engine one if it has some.
+        candidates: of the places to try, with the isolated winner among them; :data:`TOP` of them are tried, of as many engines as that allows.
         capture: makes a layer that can be timed.
         check: what is wrong with a layer's results, or nothing; asked of each winner after it was timed.
         rounds: series of each.
