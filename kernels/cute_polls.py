@@ -68,9 +68,9 @@ def poll(
     ``at``: addresses of the first, see the forms. It is rank ``slot``'s, where ranks are waited for, and the next one the
     next rank's; or all of them are rank ``slot``'s. A round loads all of them at once; its instructions are there once, so that the
     first round brings those of all others. Every :data:`POLLS_A_LOOK` rounds a lane looks at the clock and at the health record: past the
-    limit, or once anyone has given up, it ends with what it has and says whom it missed. With ``live`` zero nothing is waited
-    for: the instructions are run ahead of the time they are needed at (:mod:`.cute_row`). ``TOGETHER``: all lanes of the warp
-    call this, and all poll until none misses anything, so that they go on as one.
+    limit, or once anyone has given up, it ends with what it has and says whom it missed. A lane with ``live`` zero waits for
+    nothing and misses nothing: it has no packets, or its instructions are run ahead of the time they are needed at (:mod:`.cute_row`).
+    ``TOGETHER``: all lanes of the warp call this, and all poll until none misses anything, so that they go on as one.
     """
     each = 4 if FORM in ("bf16x7e16", "scalars") else len(at) * (2 if FORM == "b32e32x2" else 1)
     words = [Uint32(0)] * (COUNT * each)
@@ -78,9 +78,9 @@ def poll(
     while waits:
         words, differs = once(at, COUNT, STRIDE, SCOPE, FORM, epoch)
         missing = any_of(differs)
-        waits = missing != Uint32(0)
         if cutlass.const_expr(live is not None):
-            waits = (missing != Uint32(0)) & (live != Int32(0))
+            missing = missing if live != Int32(0) else Uint32(0)
+        waits = missing != Uint32(0)
         rounds += 1
         if waits and rounds % POLLS_A_LOOK == 0:
             late = Uint32(0)

@@ -30,6 +30,8 @@ INVARIANT = {"cluster": 8, "splits": 16, "tile": 64, "queries": 8}
 """What the order of a row's sums depends on, pinned for batch-invariant results."""
 COLUMNS = (8, 16, 32, 48, 64)
 SPLITS = (1, 2, 4, 8, 16, 22, 32, 44, 66, 132, MOST_SPLITS)
+SHORT = 4096
+"""Tokens of a context up to which a block's keys are few enough to be read by several blocks, each for some of the queries."""
 EARLY = Param(
     "early", ("none", "keys"), "whether the attention asks for the keys of earlier steps before its dependency wait"
 )
@@ -148,15 +150,19 @@ class CuteMmaEngine(Engine):
 
     @staticmethod
     def _default(problem: Mla, pairs: int, gpu: GpuCard) -> Config:
-        """Whole clusters of eight; as few columns as hold a request's queries, in few blocks; parts that fill the GPU once; the
-        largest ring of tiles that a block may have.
+        """Whole clusters of eight; as few columns as hold a request's queries, in few blocks, but 16 at a short context; parts that
+        fill the GPU once, of a tile each where there are as many; the largest ring of tiles that a block may have.
         """
         queries = next((one for one in COLUMNS if one >= pairs), COLUMNS[-1])
         if problem.dcp > 1:  # 64 columns of E4M3 spill
             queries = min(COLUMNS[:-1], key=lambda one: (-(-pairs // one) * one, -one))
+        elif problem.held <= SHORT:
+            queries = min(queries, 16)
         groups = -(-pairs // queries)
         wanted = splits_wanted(problem, groups, 64, gpu.sms)
-        splits = max(s for s in SPLITS if s <= wanted)
+        tiles = -(-problem.held // 64)
+        # parts are whole tiles: with one part less than there are tiles most parts would have two
+        splits = min(s for s in SPLITS if s >= tiles) if wanted == tiles else max(s for s in SPLITS if s <= wanted)
         long = problem.fp8 and problem.held // wanted >= 512
         for tile, stages in ((128, 2) if long else (64, 3), (64, 3), (64, 2), (32, 3)):
             config = {"cluster": 8, "queries": queries, "splits": splits, "tile": tile, "stages": stages}

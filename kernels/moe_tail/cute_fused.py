@@ -9,10 +9,11 @@ from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
 from ..cute_stages import stage
+from ..cute_tiles import tile_copy
 from ..cute_waits import count_launch, pause
 from .cute_next import finish_rows
-from .cute_tiles import tile_copy
 from .cute_up import make_columns
+from .layout import TILE
 
 
 @cute.kernel
@@ -82,7 +83,7 @@ def launch(
     REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: clusters of ``split`` blocks."""
-    w_load, w_map = tile_copy(w_up)
+    w_load, w_map = tile_copy(w_up, TILE)
     k3_moe_tail_cute_fused_step(
         latent_partial, shared_partial, latent_norm, w_load, w_map, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input,
         latents, latents_targets, shares, shares_targets, totals, totals_targets, deltas, deltas_targets, epochs, health, rows,

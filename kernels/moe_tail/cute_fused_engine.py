@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
-from ..cute_sources import CUTE_MIX
+from ..cute_sources import CUTE_MIX, CUTE_TILES
 from ..output_projection.common import BACKOFF
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
@@ -44,10 +44,8 @@ class CuteFusedEngine(Engine):
     family = "moe_tail"
     compiler = "cute"
     sources = (
-        *(
-            HERE / f"{name}.py"
-            for name in ("cute_fused", "cute_next", "cute_poll", "cute_send", "cute_sum", "cute_tiles", "cute_up")
-        ),
+        *(HERE / f"cute_{name}.py" for name in ("fused", "next", "send", "sum", "up")),
+        *CUTE_TILES,
         *CUTE_MIX,
     )
 

@@ -7,9 +7,9 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_numbers import as_word, high, low, rounded, sum_lanes
+from ..cute_polls import poll
 from ..cute_streaming import read
 from ..cute_waits import LOAD_TARGET, PARTIAL, TOTAL, pause
-from .cute_poll import poll
 from .cute_send import send_quad
 
 STORE_ONE = "st.shared.u32 [{$r0}], {$r1};"
@@ -29,7 +29,20 @@ def ranks_quad(
         count = min(AT_ONCE, T.tp - first)
         at = [box + (first * stride + within)]
         words, more = poll(
-            at, count, stride, "sys", "b32e32x2", epoch, health, PARTIAL, Int32(first), block, BACKOFF, True, asks
+            at,
+            count,
+            stride,
+            "sys",
+            "b32e32x2",
+            epoch,
+            health,
+            PARTIAL,
+            Int32(first),
+            block,
+            BACKOFF,
+            True,
+            Int32(asks),
+            True,
         )
         missing |= more
         for i in cutlass.range_constexpr(count):
@@ -110,7 +123,7 @@ def sum_latents(
             )
             polled, more = poll(
                 [first_at], T.rounds_at_once, T.beside * T.shard_latents * 4, "sys", "b32e32x2", epoch, health, TOTAL,
-                owner, block, BACKOFF, False, there,
+                owner, block, BACKOFF, False, Int32(there), True,
             )  # fmt: skip
         else:
             polled, more = ranks_quad(

@@ -9,15 +9,16 @@ from cutlass.cute import arch
 from ..cute_numbers import RSQRT, as_float, as_word, high, low, rounded, unary
 from ..cute_stages import stage
 from ..cute_streaming import multiply, read
+from ..cute_tiles import LOAD_FOUR, ask_tile, tile_places, tile_words
 from ..cute_waits import LOAD_TARGET, LOAD_WORD, epoch_of, pause, release
 from .cute_send import planned, send_planned, send_quad
 from .cute_sum import LOAD_TWO, STORE_TWO, own_latents, sum_latents, sum_share
-from .cute_tiles import LOAD_FOUR, ask_tiles, tile_words
+from .layout import TILE, TILE_BYTES
 
 LOAD_ONE = "ld.shared.u32 $0, [$1];"
 # between the sums in shared memory and those who push them on: all but the two warps of the shared expert
 SUMS_DONE, THREADS = 1, 512
-TILES = 8
+TILES = TILE // 8
 
 
 @cute.jit
@@ -35,12 +36,13 @@ def multiply_latents(
     acc = [Float32(0.0)] * (TILES * 4)
     # in every pass the first phase: no tile is brought twice
     arch.mbarrier_wait(full, 0)
+    mine = Int64(tiles_at + warp * (T.chunks_each * TILE_BYTES) + lane * 16)
     for c in cutlass.range_constexpr(T.chunks_each):
         x: list = []
         for h in cutlass.range_constexpr(T.halves):
             at = x_at + ((h * 8 + group) * T.x_words + (c * T.warps_k + warp) * 16 + quad * 4) * 4
             x += near(LOAD_FOUR, at, 4)
-        acc = multiply(acc, tile_words(tiles_at, c, warp, lane, T), x, T.halves)
+        acc = multiply(acc, tile_words(mine + c * TILE_BYTES, TILE), x, T.halves)
     for j in cutlass.range_constexpr(TILES):
         for h in cutlass.range_constexpr(T.halves):
             row = h * 8 + group
@@ -201,7 +203,13 @@ def make_columns(
     arch.mbarrier_init_fence()
     arch.sync_warp()
     if warp < T.warps_k:
-        ask_tiles(w_load, w_map, memory, bars + 2 + warp, cluster, part, warp, T)
+        # nothing is ever written there again
+        ring = memory + warp * (T.chunks_each * TILE_BYTES // 4)
+        source, target = tile_places(w_load, w_map, ring, cluster, TILE, T.chunks_each)
+        with arch.elect_one():
+            arch.mbarrier_arrive_and_expect_tx(bars + 2 + warp, T.chunks_each * TILE_BYTES)
+        for c in cutlass.range_constexpr(T.chunks_each):
+            ask_tile(w_load, source, target, bars + 2 + warp, part * T.chunks + c * T.warps_k + warp, c)
     _, place, _ = T.quad(0, warp, lane)
     gamma = read(
         "ld.global.L1::no_allocate.v2.u32 {$0, $1}, [$2];",

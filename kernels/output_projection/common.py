@@ -25,6 +25,8 @@ SCALAR_PACKETS = 8
 prefix."""
 ROW_SUM_BYTES = 16 * UNITS * SCALAR_PACKETS + 16
 """Shared memory of a cluster's block: a row's scalars and two barriers."""
+SLICES = 12
+"""Of a row, in shared memory: three weights, the old residual, the saved blocks."""
 SUM_WORDS = 66
 """FP32 words a row of one warp's sums takes in shared memory."""
 RESERVED_REGISTERS = 30

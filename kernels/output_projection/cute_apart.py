@@ -11,12 +11,12 @@ from cutlass.memory import SmemAllocator
 from ..cute_mix import mix_of_saved
 from ..cute_row import meet
 from ..cute_stages import stage
+from ..cute_tiles import tile_copy
 from ..cute_waits import count_launch, epoch_of, pause, release
-from .cute_copied import TILE, partial_copied, tile_copy
+from .cute_copied import TILE, partial_copied
 from .cute_mix import UNITS, finish, ranks_at_once
-from .cute_parts import seven
 from .cute_product import COLUMNS, ROW_WORDS
-from .cute_slices import FIRST, NORM, OLD, RES_NORM, RES_PROJ, SLICES, ask_slices, slice_words
+from .cute_slices import SLICES, ask_slices, unit_of
 
 MIXED = 3
 
@@ -92,13 +92,7 @@ def k3_output_projection_cute_apart_step(
             total, largest = Float32(0.0), Float32(0.0)
             if finishes:
                 arch.mbarrier_wait(bars, 0)
-                sources = [slice_words(ring, FIRST + i, packet, slice_bytes) for i in range(SAVED)]
-                if cutlass.const_expr(not RESTART):
-                    old = slice_words(ring, OLD, packet, slice_bytes)
-                scale = seven(slice_words(ring, RES_NORM, packet, slice_bytes))
-                query = seven(slice_words(ring, RES_PROJ, packet, slice_bytes))
-                folded = [g * q for g, q in zip(scale, query, strict=True)]
-                norm = seven(slice_words(ring, NORM, packet, slice_bytes))
+                old, sources, folded, norm = unit_of(ring, packet, SAVED, RESTART, slice_bytes)
                 mix, total, largest = mix_of_saved(
                     sources, saved, folded, shared, unit, lane, epoch, health.iterator.toint(), block, HIDDEN, EPS, CLUSTER, JITTER
                 )  # fmt: skip
@@ -141,7 +135,7 @@ def launch(
     REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: a cluster for a row, then one block for 56 columns."""
-    w_load, w_map = tile_copy(w)
+    w_load, w_map = tile_copy(w, COLUMNS)
     k3_output_projection_cute_apart_step(
         x, w_load, w_map, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, mlp_input, mailbox, targets, scalars, epochs, health,
         rows, saved, early, ROWS, WIDTH, HIDDEN, TP, SAVED, RESTART, EPS, DEPTH, WARPS, CLUSTER, FORM, STORES, BACKOFF, RELEASE, JITTER,

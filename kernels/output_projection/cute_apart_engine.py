@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import Arg, Compiled, Engine, Problem, Work
-from ..cute_sources import CUTE_MIX
+from ..cute_sources import CUTE_MIX, CUTE_TILES
 from ..params import K_ORDER, RELEASE, pinned
 from ..space import Config, Constraint, Param, Space
 from ..stamps import build_of
@@ -18,6 +18,7 @@ from .common import (
     PACKET,
     REHEARSE,
     ROW_SUM_BYTES,
+    SLICES,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -44,8 +45,6 @@ MOST_ROWS = 16
 STEP = 32
 """Columns of K in a tile, 64 bytes."""
 TILE_BYTES = COLUMNS * STEP * 2
-SLICES = 12
-"""Of a row, in shared memory: three weights, the old residual, the saved blocks."""
 A_SM = 2
 """Blocks that an SM has room for: those of a row beside the product's."""
 
@@ -96,6 +95,7 @@ class CuteApartEngine(Engine):
                 "cute_slices",
             )
         ),
+        *CUTE_TILES,
         *CUTE_MIX,
     )
 

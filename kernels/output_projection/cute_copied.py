@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute import arch
-from cutlass.cute.nvgpu import cpasync
 
 from ..cute_stages import stage
-from ..cute_streaming import EVICT_FIRST, LOAD_X, multiply, read
+from ..cute_streaming import LOAD_X, multiply
+from ..cute_tiles import RUN, ask_tile, tile_places, tile_words
 from ..cute_waits import release
 from .cute_product import COLUMNS, each, publish_sums, put_sums, where_to
 
-STEP = 32
-"""Columns of K a warp takes at once."""
-TILE = COLUMNS * STEP
-"""Weights that one copy brings: rows of 64 bytes, which eight lanes read from eight places of the banks."""
-LOAD_TILE = "ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];"
+TILE = COLUMNS * RUN
+"""Weights that one copy brings."""
 X_AHEAD = 4
-
-
-@cute.jit
-def tile_copy(w: cute.Tensor):
-    """Host side: (copy of a tile of w, its coordinates)."""
-    layout = cute.make_layout((COLUMNS, STEP), stride=(STEP, 1))
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), w, layout, (COLUMNS, STEP))
 
 
 @cute.jit
@@ -39,7 +29,7 @@ def ask(
     """One tile of weights on its way into a slot of the warp's."""
     with arch.elect_one():
         arch.mbarrier_arrive_and_expect_tx(full + slot, TILE * 2)
-    cute.copy(load, source[None, tile], target[None, slot], tma_bar_ptr=full + slot, cache_policy=Int64(EVICT_FIRST))
+    ask_tile(load, source, target, full + slot, tile, slot)
 
 
 @cute.jit
@@ -56,28 +46,23 @@ def partial_copied(
     the weights is in registers before it is multiplied, nor in the way of other loads of the SM.
     """
     group, quad = lane // 4, lane % 4
-    steps, n_tiles, halves = WIDTH // (STEP * WARPS), COLUMNS // 8, 1 if ROWS <= 8 else 2
+    steps, n_tiles, halves = WIDTH // (RUN * WARPS), COLUMNS // 8, 1 if ROWS <= 8 else 2
     depth, ahead = min(DEPTH, steps), min(X_AHEAD, steps)
     if cutlass.const_expr(RELEASE == "entry"):
         release(JITTER, block * 64 + 16 + warp)
-    tiles = cute.make_layout((COLUMNS, STEP, depth), stride=(STEP, 1, TILE))
-    mine = cute.make_tensor(cute.recast_ptr(ring + warp * (depth * TILE * 2), dtype=BFloat16), tiles)
     full = bars + warp * depth
     with arch.elect_one():
         for slot in cutlass.range_constexpr(depth):
             arch.mbarrier_init(full + slot, 1)
     arch.mbarrier_init_fence()
     arch.sync_warp()
-    boxes = cute.local_tile(w_map, (COLUMNS, STEP), (block, None))
-    target, source = cpasync.tma_partition(
-        load, 0, cute.make_layout(1), cute.group_modes(mine, 0, 2), cute.group_modes(boxes, 0, 2)
-    )
+    source, target = tile_places(load, w_map, ring + warp * (depth * TILE * 2), block, COLUMNS, depth)
     for slot in cutlass.range_constexpr(depth):
         ask(load, source, target, full, Int32(slot * WARPS) + warp, slot)
     arch.griddepcontrol_wait()
     stage(JITTER, "woken")
 
-    start, hop, x_at = warp * STEP + quad * 8, STEP * WARPS * 2, []
+    start, hop, x_at = warp * RUN + quad * 8, RUN * WARPS * 2, []
     for h in cutlass.range_constexpr(halves):
         x_at.append(x + (Int64(cutlass.min(h * 8 + group, rows - 1)) * WIDTH + start) * 2)
     x_in = [each(LOAD_X, x_at, s * hop) for s in range(ahead)]
@@ -90,11 +75,7 @@ def partial_copied(
     for s in cutlass.range_constexpr(steps):
         slot = s % depth
         arch.mbarrier_wait(full + slot, s // depth % 2)
-        w_in: list = []
-        for j in cutlass.range_constexpr(n_tiles):
-            # eight rows of 64 bytes: what a warp reads is in order
-            w_in += read(LOAD_TILE, at + (slot * TILE * 2 + j * 512), 4, [])
-        acc = multiply(acc, w_in, x_in[s % ahead], halves)
+        acc = multiply(acc, tile_words(at + slot * TILE * 2, COLUMNS), x_in[s % ahead], halves)
         if cutlass.const_expr(s + depth < steps):
             # what was read is read before the copy writes there
             arch.fence_proxy("async.shared", space="cta")

@@ -58,8 +58,8 @@ def k3_output_projection_cute_fused_step(
         epoch = epoch_of(counter, block)
         tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health)]
         take_unit(
-            tensors, [], weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
-            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), 1, JITTER, REHEARSE, True,
+            tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, 0, SAVED, RESTART, EPS, FORM,
+            ranks_at_once(FORM, WARPS + MIXERS), BACKOFF, 32 * (WARPS + MIXERS), JITTER, REHEARSE,
         )  # fmt: skip
         # every warp of the block has read its counter before the barrier above; the next launch does after its wait
         stage(JITTER, "finished")

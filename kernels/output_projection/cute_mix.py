@@ -184,19 +184,17 @@ def finish(
 
 @cute.jit
 def take_unit(
-    tensors: list, shared: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
+    tensors: list, weights: list, number: Int32, lane: Int32, rows: Int32, saved: Int32, epoch: Uint32, block: Int32,
     ROWS: cutlass.Constexpr, HIDDEN: cutlass.Constexpr, TP: cutlass.Constexpr, SHARD: cutlass.Constexpr, SAVED: cutlass.Constexpr,
     RESTART: cutlass.Constexpr, EPS: cutlass.Constexpr, FORM: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    WAIT_FOR: cutlass.Constexpr, CLUSTER: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False, WAITS: cutlass.Constexpr = False,
+    WAIT_FOR: cutlass.Constexpr, JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr = False,
 ):  # fmt: skip
     """Unit ``number`` (row by row) from its activations to the outputs; nothing where the launch has no such row.
 
     ``tensors`` are addresses: prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health; ``weights``: words of
-    :func:`weights_of`. ``shared`` is of the
-    row's sums where its warps are a cluster's, or empty. ``WAIT_FOR`` threads meet at the barrier after which the packets
-    are polled, none if zero. ``REHEARSE``: what comes after it is run once before it for nothing: a warp that has nothing else
-    to do has its instructions fetched when it needs them. ``WAITS``: the dependency wait comes ahead of that barrier, whether or not
-    it came before.
+    :func:`weights_of`. ``WAIT_FOR`` threads, if not zero, meet behind the dependency wait, which comes here whether or not it
+    came before, and then the packets are polled. ``REHEARSE``, of such: what comes after it is run once before it for nothing: a warp
+    that has nothing else to do has its instructions fetched when it needs them.
     """
     prefix, blocks, prefix_out, mlp_input, mailbox, scalars, health = tensors
     row, unit = number // UNITS, number % UNITS
@@ -209,32 +207,30 @@ def take_unit(
         # from here on what was asked for is waited for
         folded = [g * q for g, q in zip(seven(weights[:4]), seven(weights[4:8]), strict=True)]
         norm = seven(weights[8:])
-        here = shared if cutlass.const_expr(CLUSTER > 1) else [scalars + Int64(row) * (KINDS * UNITS * 16)]
+        here = [scalars + Int64(row) * (KINDS * UNITS * 16)]
         mix, total, largest = mix_of_saved(
-            sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, CLUSTER, JITTER
+            sources, saved, folded, here, unit, lane, epoch, health, block, HIDDEN, EPS, 1, JITTER
         )
         stage(JITTER, "asked")
-        if cutlass.const_expr(WAITS):
+        if cutlass.const_expr(WAIT_FOR > 0):
             arch.griddepcontrol_wait()
         if cutlass.const_expr(REHEARSE):
             # behind the dependency wait: code fetched ahead of it was not there after it, on an H200
             for live in cutlass.range(2, unroll=1):
-                if cutlass.const_expr(WAIT_FOR > 0):  # noqa: SIM102, compiled in or not, then asked at run time
-                    if live != Int32(0):
-                        arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
+                if live != Int32(0):
+                    arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
                 finish(
                     mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
-                    mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER, live,
+                    mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, 1, JITTER, live,
                 )  # fmt: skip
         else:
             if cutlass.const_expr(WAIT_FOR > 0):
                 arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)
             finish(
                 mailbox, old, mix, total, largest, folded, norm, here, unit, lane, row, epoch, health, block, prefix_out,
-                mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, CLUSTER, JITTER,
+                mlp_input, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, AT_ONCE, BACKOFF, 1, JITTER,
             )  # fmt: skip
     else:
-        if cutlass.const_expr(WAITS):
-            arch.griddepcontrol_wait()
         if cutlass.const_expr(WAIT_FOR > 0):
+            arch.griddepcontrol_wait()
             arch.barrier(barrier_id=SUMS_DONE, number_of_threads=WAIT_FOR)

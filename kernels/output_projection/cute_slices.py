@@ -1,13 +1,13 @@
-"""A block's slices of what belongs to a row, brought to shared memory by one copy each; part of cute_apart."""
+"""A block's slices of what belongs to a row, brought to shared memory by one copy each; part of cute_apart and cute_split."""
 
 from __future__ import annotations
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_streaming import read
-from .cute_parts import columns_of
+from .cute_parts import columns_of, seven
 
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];"
 LOAD_PAIR, LOAD_LAST = "ld.shared.u32 $0, [$1];", "{ .reg .b16 h; ld.shared.u16 h, [$1]; cvt.u32.u16 $0, h; }"
@@ -62,3 +62,18 @@ def slice_words(slices: cute.Pointer, place: cutlass.Constexpr, packet: Int32, B
     for word in cutlass.range_constexpr(3):
         words += read(LOAD_PAIR, base + pair * 2 + 32 * word, 1, [])
     return words + read(LOAD_LAST, base + last * 2, 1, [])
+
+
+@cute.jit
+def unit_of(
+    slices: cute.Pointer, packet: Int32, SAVED: cutlass.Constexpr, RESTART: cutlass.Constexpr, BYTES: cutlass.Constexpr
+):  # fmt: skip
+    """(words of the old residual, of the saved blocks, AttnRes norm times query, the norm's weight) at a packet of the block's."""
+    old = [Uint32(0)] * 4
+    sources = [slice_words(slices, FIRST + i, packet, BYTES) for i in range(SAVED)]
+    if cutlass.const_expr(not RESTART):
+        old = slice_words(slices, OLD, packet, BYTES)
+    scale = seven(slice_words(slices, RES_NORM, packet, BYTES))
+    query = seven(slice_words(slices, RES_PROJ, packet, BYTES))
+    folded = [g * q for g, q in zip(scale, query, strict=True)]
+    return old, sources, folded, seven(slice_words(slices, NORM, packet, BYTES))

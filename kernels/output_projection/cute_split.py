@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import cuda.bindings.driver as cuda
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute import arch
 from cutlass.memory import SmemAllocator
 
+from ..cute_mix import mix_of_saved
 from ..cute_row import meet
 from ..cute_stages import stage
 from ..cute_waits import count_launch, epoch_of, pause, release
-from .cute_mix import UNITS, own_columns, ranks_at_once, take_unit, weights_of
+from .cute_mix import UNITS, finish, own_columns, ranks_at_once, take_unit, weights_of
 from .cute_product import COLUMNS, ROW_WORDS, partial
+from .cute_slices import SLICES, ask_slices, unit_of
 
 
 @cute.kernel
@@ -63,11 +65,27 @@ def k3_output_projection_cute_split_consumer(
     warp = arch.make_warp_uniform(arch.warp_idx())
     lane = t % 32
     number = block * MIXERS + warp
-    shared = meet(t, SAVED) if cutlass.const_expr(CLUSTER > 1) else []
+    prefixes, saved_at = prefix.iterator.toint(), blocks.iterator.toint()
+    row, first, slice_bytes = block // CLUSTER, block % CLUSTER * MIXERS, 448 * MIXERS
+    shared: list = []
+    weights: list = []
+    if cutlass.const_expr(CLUSTER > 1):
+        slices = (
+            SmemAllocator().allocate_tensor(Uint8, cute.make_layout(SLICES * slice_bytes), byte_alignment=128).iterator
+        )
+        here = SmemAllocator().allocate_tensor(Int64, cute.make_layout(2), byte_alignment=16).iterator
+        # ahead of all else, so that they come while the packets are on their way
+        if t == 0:
+            ask_slices(
+                [one.iterator.toint() for one in (res_norm, res_proj, norm_w)], prefixes, saved_at, row, first * 224, rows, saved,
+                Int32(1 if WAIT == "exit" else 0), slices, here, ROWS, HIDDEN, SAVED, RESTART, slice_bytes,
+            )  # fmt: skip
+        shared = meet(t, SAVED)
     release(JITTER, block * 64 + 16 + warp)
-    weights = weights_of(
-        res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
-    )  # fmt: skip
+    if cutlass.const_expr(CLUSTER == 1):
+        weights = weights_of(
+            res_norm.iterator.toint(), res_proj.iterator.toint(), norm_w.iterator.toint(), number % UNITS * 32 + lane, HIDDEN
+        )  # fmt: skip
     if cutlass.const_expr(WAIT == "start"):
         arch.griddepcontrol_wait()
     stage(JITTER, "woken")
@@ -82,13 +100,30 @@ def k3_output_projection_cute_split_consumer(
             health.iterator.toint(), block, ROWS, TP, SHARD, FORM, ranks_at_once(FORM, MIXERS), BACKOFF, JITTER,
         )  # fmt: skip
         summed = totals
-    tensors = [one.iterator.toint() for one in (prefix, blocks, prefix_out, mlp_input, summed, scalars, health)]
     if cutlass.const_expr(CLUSTER > 1):
         arch.cluster_wait()
-    take_unit(
-        tensors, shared, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM,
-        ranks_at_once(FORM, MIXERS), BACKOFF, 0, CLUSTER, JITTER,
-    )  # fmt: skip
+        if row < rows:
+            arch.mbarrier_wait(here, 0)
+            old, sources, folded, norm = unit_of(slices, warp * 32 + lane, SAVED, RESTART, slice_bytes)
+            mix, total, largest = mix_of_saved(
+                sources, saved, folded, shared, first + warp, lane, epoch, health.iterator.toint(), block, HIDDEN, EPS, CLUSTER, JITTER
+            )  # fmt: skip
+            stage(JITTER, "asked")
+            finish(
+                summed.iterator.toint(), old, mix, total, largest, folded, norm, shared, first + warp, lane, row, epoch,
+                health.iterator.toint(), block, prefix_out.iterator.toint(), mlp_input.iterator.toint(),
+                ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM, ranks_at_once(FORM, MIXERS), BACKOFF, CLUSTER, JITTER,
+            )  # fmt: skip
+    else:
+        tensors = [
+            prefixes,
+            saved_at,
+            *(one.iterator.toint() for one in (prefix_out, mlp_input, summed, scalars, health)),
+        ]
+        take_unit(
+            tensors, weights, number, lane, rows, saved, epoch, block, ROWS, HIDDEN, TP, SHARD, SAVED, RESTART, EPS, FORM,
+            ranks_at_once(FORM, MIXERS), BACKOFF, 0, JITTER,
+        )  # fmt: skip
     stage(JITTER, "finished")
     pause(JITTER, epoch, block * 64 + 36)
     if cutlass.const_expr(WAIT == "exit"):

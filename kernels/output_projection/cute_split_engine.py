@@ -19,6 +19,7 @@ from .common import (
     MIXER_LEAST_REGISTERS,
     PACKET,
     ROW_SUM_BYTES,
+    SLICES,
     SUM_WORDS,
     UNITS,
     eps_constant,
@@ -60,6 +61,11 @@ def cluster(config: Config) -> int:
     return UNITS // int(config["mixers"]) if config["row_sums"] == "cluster" else 1
 
 
+def consumer_shared(config: Config) -> int:
+    """Dynamic shared memory of a consumer's block: slices of its row and their barrier, and the row's scalars, where a cluster has a row."""
+    return SLICES * 448 * int(config["mixers"]) + 16 + ROW_SUM_BYTES if cluster(config) > 1 else 0
+
+
 def shared(rows: int, config: Config) -> int:
     """Dynamic shared memory of a producer's block."""
     return int(config["warps_k"]) * rows * SUM_WORDS * 4
@@ -79,6 +85,7 @@ class CuteSplitEngine(Engine):
                 "cute_mix",
                 "cute_parts",
                 "cute_product",
+                "cute_slices",
             )
         ),
         *CUTE_MIX,
@@ -209,7 +216,7 @@ class CuteSplitEngine(Engine):
             arch,
             grid=(finishing, 1, 1),
             block=(32 * mixers, 1, 1),
-            shared_bytes=ROW_SUM_BYTES if cluster(config) > 1 else 0,
+            shared_bytes=consumer_shared(config),
             cluster=(cluster(config), 1, 1),
             args=(*(args[name] for name in CONSUMER), Arg("int32", "rows"), Arg("int32", "blocks")),
             pdl=True,

@@ -30,8 +30,6 @@ INVARIANT = {"split_k": 8, "chunks": 1, "warps_k": 4}
 """What the order of a logit's sum depends on, pinned for batch-invariant results."""
 RESERVED_REGISTERS = 20
 """The allocator's slack, beside operands, sums and addresses."""
-ROLES = 2
-"""Clusters of a step beside those of the front: one chooses, one copies."""
 
 
 def router(problem: Problem) -> Router:
@@ -52,11 +50,11 @@ def front_of(problem: Router, config: Config) -> Front:
 
 
 def choice_of(problem: Router, config: Config) -> Choice:
-    """Its choice: in a step by one cluster of the front's size."""
+    """Its choice: in a step by ``choosers`` clusters of the front's size."""
     if problem.kind == "choice":
         return Choice(board(problem), problem.top_k, int(config["blocks"]), int(config["warps"]))
     front = front_of(problem, config)
-    return Choice(front.board, problem.top_k, front.split, front.threads // 32)
+    return Choice(front.board, problem.top_k, front.split * int(config.get("choosers", 1)), front.threads // 32)
 
 
 def registers(front: Front) -> int:
@@ -168,14 +166,14 @@ def front_rules(problem: Router, gpu: GpuCard) -> tuple[Constraint, ...]:
     )
 
 
-def first_legal(problem: Router, rules: Sequence[Constraint], more: Config) -> Config:
-    """The default: the first wish that no rule forbids, with ``more`` parameters.
+def first_legal(problem: Router, rules: Sequence[Constraint], more: Sequence[Config]) -> Config:
+    """The default: the first wish that no rule forbids, with the first of ``more`` parameters that none forbids.
 
     Raises:
         InputError: every one is forbidden.
     """
-    base = {"release": "loads", "k_order": "free", **more}
-    found = [{**base, **wish} for wish in wishes(problem)]
+    base = {"release": "loads", "k_order": "free"}
+    found = [{**base, **wish, **one} for wish in wishes(problem) for one in more]
     legal = next((wish for wish in found if all(rule.holds(wish) for rule in rules)), None)
     if legal is None:
         raise InputError(f"router {problem.label}: none of the configs that were thought of fits this GPU")

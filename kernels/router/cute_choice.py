@@ -54,7 +54,6 @@ def gathered(
     MAIL: cutlass.Constexpr,
     C: cutlass.Constexpr,
     BACKOFF: cutlass.Constexpr,
-    live: Int32 | None,
 ):
     """FP32 words of a lane's logits of a row: out of the ranks' packets, or of a plain matrix."""
     B = C.board
@@ -64,7 +63,7 @@ def gathered(
             rank, word = C.place(pair)
             at.append(source + Int64(rank * B.slot_bytes + B.within(parity, row, word)))
             slots.append(rank)
-        words = poll_twos(at, slots, epoch, health, block, BACKOFF, live, TOGETHER=True)
+        words = poll_twos(at, slots, epoch, health, block, BACKOFF, TOGETHER=True)
     else:
         words = []
         for pair in pairs:

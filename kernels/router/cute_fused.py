@@ -20,9 +20,9 @@ def k3_router_cute_fused_step(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """First a cluster that chooses, then one that copies latents, then those that make and publish this rank's shard.
+    """First the clusters that choose, then those that copy latents, then those that make and publish this rank's shard.
 
     The first two poll what all ranks, this one too, publish: all blocks must be on the GPU together. They come first because
     where a predecessor still has its SMs the last blocks of a grid start when it has left.
@@ -30,17 +30,18 @@ def k3_router_cute_fused_step(
     stage(JITTER, "begin")
     t, _, _ = arch.thread_idx()
     block, _, _ = arch.block_idx()
-    cluster, part = block // F.split, block % F.split
     counter, record, box = epochs.iterator.toint(), health.iterator.toint(), mailbox.iterator.toint()
     memory = SmemAllocator().allocate_array(Int32, max(F.shared_bytes, C.shared_bytes) // 4, byte_alignment=16)
     epoch = Uint32(0)
-    if cluster == 0:
+    if block < C.blocks:
         at = [one.iterator.toint() for one in (mailbox, bias, logits, ids, weights, nans, epochs, health)]
-        epoch = route(at, rows, block, part, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER, REHEARSE)
-    elif cluster == 1:
-        epoch = copy(box, latent.iterator.toint(), counter, record, rows, block, part, C, BACKOFF, RELEASE, JITTER)
+        epoch = route(at, rows, block, block, memory, SCALING, C, True, BACKOFF, RELEASE, JITTER)
+    elif block < 2 * C.blocks:
+        epoch = copy(
+            box, latent.iterator.toint(), counter, record, rows, block, block - C.blocks, C, BACKOFF, RELEASE, JITTER
+        )
     else:
-        own = 2 * F.split
+        own = 2 * C.blocks
         at = [one.iterator.toint() for one in (x, w_router, w_down, peers, logits, latent, targets)]
         epoch = front([*at, counter + own * 4, record], rows, block - own, memory, F, False, RELEASE, JITTER)
     stage(JITTER, "finished")
@@ -59,10 +60,10 @@ def launch(
     latent: cute.Tensor, ids: cute.Tensor, weights: cute.Tensor, nans: cute.Tensor,
     mailbox: cute.Tensor, targets: cute.Tensor, epochs: cute.Tensor, health: cute.Tensor, rows: Int32,
     F: cutlass.Constexpr, C: cutlass.Constexpr, SCALING: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr, REHEARSE: cutlass.Constexpr, stream: cuda.CUstream,
+    JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
-    """Host side: two clusters, and one a tile."""
+    """Host side: clusters that choose and copy, and one a tile."""
     k3_router_cute_fused_step(
         x, w_router, w_down, peers, bias, logits, latent, ids, weights, nans, mailbox, targets, epochs, health,
-        rows, F, C, SCALING, BACKOFF, RELEASE, JITTER, REHEARSE,
-    ).launch(grid=[F.blocks + 2 * F.split, 1, 1], block=[F.threads, 1, 1], cluster=[F.split, 1, 1], stream=stream)  # fmt: skip
+        rows, F, C, SCALING, BACKOFF, RELEASE, JITTER,
+    ).launch(grid=[F.blocks + 2 * C.blocks, 1, 1], block=[F.threads, 1, 1], cluster=[F.split, 1, 1], stream=stream)  # fmt: skip

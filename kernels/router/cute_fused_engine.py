@@ -6,15 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from ..contract import Compiled, Engine, Problem, Work
-from ..output_projection.common import REHEARSE
 from ..residency import register_limit
-from ..space import Config, Constraint, Space
+from ..space import Config, Constraint, Param, Space
 from ..stamps import build_of
 from .common import (
     FRONT_PARAMS,
     HERE,
     PARTS,
-    ROLES,
     board,
     built,
     choice_buffers,
@@ -40,8 +38,15 @@ STEP = (
 )  # fmt: skip
 
 
+CHOOSERS = Param(
+    "choosers",
+    (1, 2, 4),
+    "clusters that choose, and as many that bring the latents together, beside those of the front",
+)
+
+
 class CuteFusedEngine(Engine):
-    """The clusters of the front, one more that chooses from all ranks' packets, and one that brings the latents together."""
+    """The clusters of the front, more of them that choose from all ranks' packets, and as many that bring the latents together."""
 
     name = "cute_fused"
     family = "router"
@@ -56,7 +61,7 @@ class CuteFusedEngine(Engine):
         return refuses_always(self, problem, arch)
 
     def space(self, problem: Problem, gpu: GpuCard) -> Space:
-        """As of the front; the choice is made by a cluster of the same size, and all blocks must be there at once."""
+        """As of the front; the choice is made by clusters of the same size, and all blocks must be there at once."""
         problem = router(problem)
         can_choose, *others = (
             Constraint(
@@ -76,14 +81,19 @@ class CuteFusedEngine(Engine):
             ),
             Constraint(
                 lambda c: (
-                    front_of(problem, c).tiles + ROLES
+                    front_of(problem, c).tiles + 2 * int(c["choosers"])
                     <= clusters_that_fit(front_of(problem, c), choice_of(problem, c), gpu)
                 ),
                 f"all blocks wait for each other, and {gpu.name} does not hold their clusters of {{split_k}} at once",
             ),
         )
-        rules = (can_choose, *front_rules(problem, gpu), *others)
-        return Space((*FRONT_PARAMS, REHEARSE), rules, first_legal(problem, rules, {"rehearse": 0}))
+        with_rows = Constraint(
+            lambda c: c["choosers"] == 1 or int(c["split_k"]) * (int(c["choosers"]) - 1) < problem.rows,
+            f"{{choosers}} clusters of {{split_k}} blocks: some without one of {problem.rows} rows",
+        )
+        rules = (with_rows, can_choose, *front_rules(problem, gpu), *others)
+        more = [{"choosers": count} for count in reversed(CHOOSERS.values)]
+        return Space((*FRONT_PARAMS, CHOOSERS), rules, first_legal(problem, rules, more))
 
     def compile(self, problem: Problem, config: Config, arch: str) -> Compiled:
         """One launch. Not in the space: ``backoff``, nanoseconds between two rounds of polls, of which none was the best in the first
@@ -93,11 +103,10 @@ class CuteFusedEngine(Engine):
 
         problem = router(problem)
         front, choice = front_of(problem, config), choice_of(problem, config)
-        blocks = front.blocks + ROLES * front.split
+        blocks = front.blocks + 2 * choice.blocks
         buffers = (*choice_buffers(problem), *shard_buffers(problem, blocks))
         more = (
             front, choice, problem.scaling, int(config.get("backoff", 0)), str(config["release"]), build_of(config),
-            bool(config["rehearse"]),
         )  # fmt: skip
         made = built(
             launch, STEP, more, problem, buffers, arch, blocks=blocks, threads=front.threads, cluster=front.split,

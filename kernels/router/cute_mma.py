@@ -42,7 +42,7 @@ def k3_router_cute_mma_choice(
     block, _, _ = arch.block_idx()
     at = [one.iterator.toint() for one in (logits, bias, logits, ids, weights, nans, nans, nans)]
     memory = SmemAllocator().allocate_array(Int32, C.shared_bytes // 4, byte_alignment=16)
-    route(at, rows, block, block, memory, SCALING, C, False, 0, RELEASE, JITTER, False)
+    route(at, rows, block, block, memory, SCALING, C, False, 0, RELEASE, JITTER)
     stage(JITTER, "finished")
 
 

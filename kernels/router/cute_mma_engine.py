@@ -58,7 +58,7 @@ class CuteMmaEngine(Engine):
         if problem.kind == "choice":
             return self._choice_space(problem, gpu)
         rules = front_rules(problem, gpu)
-        return Space(FRONT_PARAMS, rules, first_legal(problem, rules, {}))
+        return Space(FRONT_PARAMS, rules, first_legal(problem, rules, [{}]))
 
     @staticmethod
     def _choice_space(problem: Router, gpu: GpuCard) -> Space:

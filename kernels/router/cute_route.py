@@ -9,7 +9,7 @@ from cutlass.cute import arch
 from ..cute_numbers import as_word
 from ..cute_stages import stage
 from ..cute_waits import epoch_of, pause
-from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, meet, pairs_of
+from .cute_choice import STORE, STORE_PAIR, biases, choose, gathered, pairs_of
 from .cute_words import piece, poll_twos
 
 COPIES = 4
@@ -19,29 +19,24 @@ COPIES = 4
 def choose_row(
     tensors: list, row: Int32, pairs: list, held: list, local: Int32, warp: Int32, lane: Int32, epoch: Uint32, block: Int32,
     memory: list, scaling: cutlass.Constexpr, C: cutlass.Constexpr, MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    JITTER: cutlass.Constexpr, live: Int32 | None,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """A row's logits and its choice; with ``live`` zero none of it but the instructions: nobody is waited for, nothing leaves
-    the block.
-    """
+    """A row's logits and its choice."""
     source, _, logits, ids, weights, nans, _, health = tensors
     parity = Int32(epoch & Uint32(1))
-    words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF, live)
+    words = gathered(source, row, pairs, parity, epoch, health, block, MAIL, C, BACKOFF)
     stage(JITTER, "heard")
-    real = lane >= 0
-    if cutlass.const_expr(live is not None):
-        real = live != Int32(0)
     if cutlass.const_expr(MAIL):
         for i in cutlass.range_constexpr(C.pairs_a_lane):
-            if (C.pair(lane, i) < C.pairs) & real:
+            if C.pair(lane, i) < C.pairs:
                 at = logits + (row * C.experts + 2 * pairs[i]) * 4
                 arch.inline_ptx(STORE_PAIR, read_only_args=[at, words[2 * i], words[2 * i + 1]])
     place, expert, weight, odd = choose(words, held, pairs, local, warp, lane, memory, scaling, C, JITTER)
-    if (lane < C.top_k) & real:
+    if lane < C.top_k:
         entry = row * C.top_k + place
         arch.inline_ptx(STORE, read_only_args=[ids + entry * 4, Uint32(expert)])
         arch.inline_ptx(STORE, read_only_args=[weights + entry * 4, as_word(weight)])
-    if (lane == 0) & real:
+    if lane == 0:
         arch.inline_ptx(STORE, read_only_args=[nans + row * 4, Uint32(odd)])
     stage(JITTER, "told")
 
@@ -50,13 +45,11 @@ def choose_row(
 def route(
     tensors: list, rows: Int32, block: Int32, part: Int32, memory: cute.Pointer, scaling: cutlass.Constexpr, C: cutlass.Constexpr,
     MAIL: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
-    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
     """Block ``part`` of those that choose does so for its rows. Returns the epoch.
 
     ``tensors`` are addresses: source of the logits (a mailbox if ``MAIL``), bias, logits (to be written if ``MAIL``), ids,
-    weights, nans, epochs, health. ``REHEARSE``: all of it is run once for nothing while the logits are under way, which fetches
-    the code; it asks nobody, and writes to shared memory alone.
+    weights, nans, epochs, health.
     """
     bias, counter = tensors[1], tensors[6]
     t, _, _ = arch.thread_idx()
@@ -86,16 +79,9 @@ def route(
     stage(JITTER, "listening")
     if mine:
         pause(JITTER, epoch, block * 64 + 33 + local)
-        if cutlass.const_expr(REHEARSE):
-            for live in cutlass.range(2, unroll=1):
-                choose_row(
-                    tensors, row, pairs, held, local, warp, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, live
-                )  # fmt: skip
-                meet(local, C)  # what the row's warps write for each other is written anew
-        else:
-            choose_row(
-                tensors, row, pairs, held, local, warp, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER, None
-            )  # fmt: skip
+        choose_row(
+            tensors, row, pairs, held, local, warp, lane, epoch, block, pieces, scaling, C, MAIL, BACKOFF, JITTER
+        )  # fmt: skip
     arch.sync_threads()
     return epoch
 
@@ -105,7 +91,7 @@ def copy(
     mailbox: Int64, latent: Int64, counter: Int64, health: Int64, rows: Int32, block: Int32, part: Int32, C: cutlass.Constexpr,
     BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """Block ``part`` of its cluster brings every ``blocks``-th thread's share of all ranks' latents into [rows, L] BF16."""
+    """Block ``part`` of those that copy brings every ``blocks``-th thread's share of all ranks' latents into [rows, L] BF16."""
     B = C.board
     t, _, _ = arch.thread_idx()
     if cutlass.const_expr(RELEASE == "entry"):

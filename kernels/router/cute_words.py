@@ -59,22 +59,19 @@ def shared_words(text: cutlass.Constexpr, address: Int32, WORDS: cutlass.Constex
 
 @cute.jit
 def poll_twos(
-    at: list, slots: list, epoch: Uint32, health: Int64, block: Int32, BACKOFF: cutlass.Constexpr, live: Int32 | None = None,
+    at: list, slots: list, epoch: Uint32, health: Int64, block: Int32, BACKOFF: cutlass.Constexpr,
     TOGETHER: cutlass.Constexpr = False,
 ):  # fmt: skip
     """Two neighbouring words from each address, once all of them carry the epoch, or after the limit.
 
     ``slots`` are the ranks that write there. A round asks for all at once; every :data:`POLLS_A_LOOK` rounds a lane
     looks at the clock and the health record, and gives up past the limit or once anyone has. A round's instructions
-    are there once: the first brings those of all others. With ``live`` zero nobody is asked, and
-    the words are zero. ``TOGETHER``: all lanes of the warp call this, ``live`` alike, and all poll until none misses anything: lanes
-    that left one by one would make every later shuffle take a slow path of about a microsecond, by which the compiler first
-    brings the warp together.
+    are there once: the first brings those of all others. ``TOGETHER``: all lanes of the warp call this, and all poll until none
+    misses anything: lanes that left one by one would make every later shuffle take a slow path of about a microsecond, by which the
+    compiler first brings the warp together.
     """
     words = [Uint32(0)] * (4 * len(at))
     rounds, started, waits = Int32(0), Int64(0), cutlass.Boolean(True)
-    if cutlass.const_expr(live is not None):
-        waits = live != Int32(0)
     while waits:
         for i in cutlass.range_constexpr(len(at)):
             words[4 * i : 4 * i + 4] = read(LOAD_TWO, at[i], 4, [])

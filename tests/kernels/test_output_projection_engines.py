@@ -247,15 +247,18 @@ def test_rows_of_a_cluster_tell_their_sums_in_shared_memory(arch, tp, rows, mixe
     _, consumer = SPLIT.compile(one, chosen, arch).launches
     found, code, blocks = kernel_resources(consumer), order(consumer.cubin), 32 // mixers
     assert (consumer.cluster, consumer.blocks) == ((blocks, 1, 1), rows * blocks)
-    assert consumer.shared_bytes == 8 * 32 * 16 + 2 * 8
+    # slices of a row with their barrier, and its sums with theirs
+    assert consumer.shared_bytes == 12 * 448 * mixers + 16 + 8 * 32 * 16 + 2 * 8
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert not SLOW_PATHS.search(sass(consumer.cubin))
     tells, hears, waits = places(code, r"STAS\.128"), places(code, r"LDS.*"), places(code, r"SYNCS.*TRYWAIT")
-    assert len(tells) == 3 * blocks and len(waits) == 2
-    # peers have begun before anyone writes to them; the saved blocks' sums; their mix's and the prefix's
+    # each of three waits once in line, and once more out of it
+    assert len(tells) == 3 * blocks and len(waits) == 6
+    # the slices; peers have begun before anyone writes to them; the saved blocks' sums; their mix's and the prefix's
     (begun,), (met,) = places(code, r"UCGABAR_ARV.*"), places(code, r"UCGABAR_WAIT.*")
-    assert begun < met < tells[0] < tells[blocks - 1] < waits[0] < hears[0]
-    assert hears[5] < tells[blocks] < tells[-1] < waits[1] < hears[6]
+    assert begun < met < waits[0] < hears[0] < tells[0] < tells[blocks - 1] < waits[1]
+    after = [place for place in hears if place > waits[1]]
+    assert after[5] < tells[blocks] < tells[-1] < waits[2] < after[6]
     assert not places(code, r"(STG|LDG)\.E\.128\.STRONG\.GPU|MEMBAR.*")
 
 

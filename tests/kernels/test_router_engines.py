@@ -77,8 +77,9 @@ def test_defaults_are_legal_on_every_card_and_spaces_can_be_listed(tp, kind):
         (8, "front", {"tile": 8, "warps_n": 3}, "leave one without work"),
         (8, "front", {"tile": 56, "split_k": 1, "chunks": 1, "depth": 1}, "too few blocks"),
         (64, "front", {"tile": 96, "split_k": 8}, "exceed a thread's registers"),
+        (8, "uniform", {"choosers": 4}, "some without one of 8 rows"),
         (64, "uniform", {"split_k": 1, "tile": 2, "warps_n": 1, "warps_k": 14, "depth": 1}, "cannot share the choice of 64 rows"),
-        (64, "uniform", {"tile": 16}, "H200 does not hold their clusters of 8"),
+        (64, "uniform", {"warps_n": 1, "warps_k": 14}, "H200 does not hold their clusters of 8"),
         (8, "choice", {"blocks": 16}, "blocks without a row"),
         (64, "choice", {"blocks": 1, "warps": 4}, "too many rows for warps"),
         (8, "choice", {"release": "loads"}, "loads no weights"),
@@ -236,7 +237,7 @@ def test_machine_code_of_steps(arch, rows):
     assert found.kernel.startswith("k3_router_cute_fused_step")
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert launch.needs_residency and launch.pdl
-    assert launch.grid[0] == (front.tiles + 2) * front.split
+    assert launch.grid[0] == (front.tiles + 2 * chosen["choosers"]) * front.split
     assert launch.shared_bytes == max(front.shared_bytes, choice.shared_bytes)
     # a role each: makes and publishes, chooses, copies. Each waits, and asks for nothing but weights and biases before.
     waits = places(code, WAIT)
@@ -252,10 +253,9 @@ def test_machine_code_of_steps(arch, rows):
     assert not SLOW_PATHS.search(sass(launch.cubin))
 
 
-@pytest.mark.parametrize("change", [{}, {"rehearse": 1}])
-def test_machine_code_of_steps_with_several_rows_a_block_has_no_slow_paths(change):
+def test_machine_code_of_steps_with_several_rows_a_block_has_no_slow_paths():
     one = problem(2)
-    chosen = config(one) | change
+    chosen = config(one) | {"choosers": 1}
     assert common.choice_of(one, chosen).rows_a_block > 1
     (launch,) = FUSED.compile(one, chosen, "sm_90a").launches
     assert not SLOW_PATHS.search(sass(launch.cubin))

@@ -93,8 +93,9 @@ def test_a_front_publishes_its_shard_once(monkeypatch, rows, live, change):
 @pytest.mark.parametrize(
     ("rows", "live", "change"),
     [
-        (1, 1, {"tile": 2, "split_k": 1, "chunks": 8, "depth": 1, "warps_n": 1, "warps_k": 7, "rehearse": 1}),
-        (8, 6, {"tile": 8, "split_k": 8, "chunks": 1, "depth": 1, "warps_n": 1, "warps_k": 7, "rehearse": 1}),
+        (1, 1, {"tile": 2, "split_k": 1, "chunks": 8, "depth": 1, "warps_n": 1, "warps_k": 7}),
+        (8, 6, {"tile": 8, "split_k": 8, "chunks": 1, "depth": 1, "warps_n": 1, "warps_k": 7}),
+        (9, 7, {"tile": 16, "split_k": 4, "chunks": 1, "depth": 2, "warps_n": 2, "warps_k": 7, "choosers": 2}),
         (33, 33, {"tile": 16, "split_k": 4, "chunks": 1, "depth": 2, "warps_n": 2, "warps_k": 7}),
     ],
 )
