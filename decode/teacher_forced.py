@@ -7,7 +7,7 @@ change and verify steps of which a random part is accepted, go through every bac
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..kernels import InputError
 from ..kernels.collectives import Collectives
 from .caches import DecodeCache
+from .graphs import StepGraphs
 from .operators import Operators
 from .saved import SavedRequest, save
 from .step import MAX_ROWS, MAX_VERIFY, step
@@ -89,14 +90,29 @@ class Follower:
 
     def __init__(
         self, weights: RankWeights, operators: Operators, comm: Collectives, *, requests: int, context: int,
-        max_verify: int = MAX_VERIFY, **cache: Any,
+        max_verify: int = MAX_VERIFY, verify: Mapping[int, Operators] | None = None, sizes: Sequence[int] = (), **cache: Any,
     ) -> None:  # fmt: skip
-        """Sizes as those of the schedule; ``cache`` goes to :class:`~k3lab.decode.caches.DecodeCache`."""
+        """Set up.
+
+        Args:
+            weights: the backend's.
+            operators: of every step but those of ``verify``.
+            comm: the tensor-parallel group.
+            requests: as the schedule's.
+            context: as the schedule's.
+            max_verify: as the schedule's.
+            verify: tokens a request to the operators of such steps, for backends whose kernels are made for one number.
+            sizes: requests of the steps that are captured, on a GPU; fewer are filled up with the padding slot. None are captured
+                without it, and steps have the rows they have.
+            cache: goes to :class:`~k3lab.decode.caches.DecodeCache`.
+        """
         self.weights, self.operators, self.comm = weights, operators, comm
         self.cache = DecodeCache(
             weights.card, tp=weights.tp, max_requests=requests, max_context=context, max_verify=max_verify,
-            dtype=weights.dtype, device=weights.device, **cache,
+            dtype=weights.dtype, device=weights.device, padding=bool(sizes), **cache,
         )  # fmt: skip
+        self._verify, self._sizes = verify or {}, sizes
+        self._graphs: dict[int, StepGraphs] = {}
         self._slots: dict[int, int] = {}
 
     def __call__(self, one: ForcedStep) -> Tensor:
@@ -105,10 +121,25 @@ class Follower:
             self.cache.release(self._slots.pop(request))
         for request in one.join:
             self._slots[request] = self.cache.add()
-        slots = [self._slots[request] for request in one.requests]
-        logits = step(self.weights, self.cache, torch.tensor(one.tokens), slots, self.operators, self.comm)
+        slots, ids = [self._slots[request] for request in one.requests], torch.tensor(one.tokens)
+        used = self._verify.get(ids.shape[1], self.operators)
+        if self._sizes:
+            graphs = self._captured(ids.shape[1], used)
+            self.cache.begin(slots, ids.shape[1])
+            logits = graphs.step(ids, slots).clone()  # the next step overwrites the graphs' memory
+        else:
+            logits = step(self.weights, self.cache, ids, slots, used, self.comm)
+        used.check()
         self.cache.accept(slots, one.accept)
         return logits
+
+    def _captured(self, width: int, used: Operators) -> StepGraphs:
+        if width not in self._graphs:
+            sizes = [size for size in self._sizes if size * width <= MAX_ROWS]
+            self._graphs[width] = StepGraphs(
+                self.weights, self.cache, self.comm, lambda _rows: used, q_len=width, sizes=sizes
+            )
+        return self._graphs[width]
 
     def states(self) -> dict[int, SavedRequest]:
         """What every live request is now."""

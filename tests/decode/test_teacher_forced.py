@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from k3lab.decode.auto import AutoOperators
+from k3lab.decode.judged_routes import Routes
 from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.random_weights import random_weights
 from k3lab.decode.teacher_forced import Follower, bits, drift, schedule, widened
@@ -23,8 +25,8 @@ def rounded(tiny: ModelCard) -> RankWeights:
     return random_weights(tiny, seed=3, dtype=torch.bfloat16)
 
 
-def follower(weights: RankWeights, operators: Operators) -> Follower:
-    return Follower(weights, operators, SingleRank(), block_size=4, **FEW)
+def follower(weights: RankWeights, operators: Operators, **more: Any) -> Follower:
+    return Follower(weights, operators, SingleRank(), block_size=4, **FEW, **more)
 
 
 def test_a_schedule_has_all_that_happens_to_a_server() -> None:
@@ -83,6 +85,57 @@ def test_auto_drifts_no_more_than_the_twins_in_the_same_dtype(tiny: ModelCard, r
     assert same.states < 1e-9
     assert same.clear > 5
     assert same.agreement == 1.0
+
+
+def test_steps_that_are_filled_up_are_those_that_are_not(tiny: ModelCard, rounded: RankWeights) -> None:
+    steps = schedule(vocabulary=tiny.vocab_size, steps=8, seed=1, **FEW)
+    forms = {(len(one.requests), len(one.tokens[0])) for one in steps}
+    assert {(1, 1), (2, 1)} < forms and any(width > 1 for _, width in forms), forms
+    exact, asked = AutoOperators(tiny, dtype=torch.float64, device="cpu"), list[int]()
+
+    class Verifying(AutoOperators):
+        def kda(self, proj: torch.Tensor, attention: Any, states: Any, q_len: int) -> torch.Tensor:
+            asked.append(proj.shape[0] // q_len)
+            assert q_len > 1
+            return super().kda(proj, attention, states, q_len)
+
+    verify = Verifying(tiny, dtype=torch.float64, device="cpu")
+    judge = widened(rounded)
+    (filled,) = drift(
+        follower(judge, exact), [follower(judge, exact, sizes=[2], verify={2: verify, 3: verify})], steps, tolerance=0.2
+    )
+    # one request in a step made for two: the padding slot stands in for the other
+    assert set(asked) == {2}
+    assert max(filled.logits) < 1e-9
+    assert filled.states < 1e-9
+
+
+def test_a_follower_that_is_led_goes_on_with_the_judges_experts(tiny: ModelCard, rounded: RankWeights) -> None:
+    steps = schedule(vocabulary=tiny.vocab_size, steps=6, **FEW)
+    judge = widened(rounded)
+    routes, own = Routes(judge), AutoOperators(tiny, dtype=torch.float64, device="cpu")
+
+    class Astray(AutoOperators):
+        def router(self, x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            ids, weights, latent = super().router(x, *more)
+            ids[0] = (ids[0] + 1) % tiny.num_experts  # the first row of every step and layer
+            return ids.flip(-1), weights.flip(-1), latent
+
+    astray = routes.led(Astray(tiny, dtype=torch.float64, device="cpu"))
+    sound = routes.led(own)
+    led, same = drift(
+        follower(judge, routes.judging(own)),
+        [follower(judge, astray, sizes=[2]), follower(judge, sound, sizes=[2])],
+        steps,
+        tolerance=0.2,
+    )
+    assert max(*led.logits, *same.logits, led.states, same.states) < 1e-9
+    rows = [len(one.requests) * len(one.tokens[0]) for one in steps]
+    assert astray.routed == sound.routed == routes.layers * sum(rows)
+    assert astray.otherwise == routes.layers * len(steps) and sound.otherwise == 0
+    # not led, they are another model's
+    (free,) = drift(follower(judge, own), [follower(judge, astray._operators)], steps, tolerance=0.2)
+    assert min(free.logits) > 1e-3
 
 
 def test_agreement_counts_clear_rows_alone(tiny: ModelCard, rounded: RankWeights) -> None:
