@@ -24,7 +24,7 @@ def k3_moe_tail_cute_fused_step(
     totals: cute.Tensor, totals_targets: cute.Tensor, deltas: cute.Tensor, deltas_targets: cute.Tensor, epochs: cute.Tensor,
     health: cute.Tensor, rows: Int32, saved: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """The first blocks make this rank's columns of all rows and publish them; each of the others finishes a row.
 
@@ -59,7 +59,7 @@ def k3_moe_tail_cute_fused_step(
             for one in (prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input, deltas)
         ]  # fmt: skip
         epoch = finish_rows(
-            [*tensors, counter, record], memory, rows, saved, block, t, T, EPS, BACKOFF, REHEARSE, RELEASE, JITTER
+            [*tensors, counter, record], memory, rows, saved, block, t, T, EPS, BACKOFF, RELEASE, JITTER
         )
         stage(JITTER, "finished")
         pause(JITTER, epoch, block * 64 + 36)
@@ -80,12 +80,12 @@ def launch(
     totals: cute.Tensor, totals_targets: cute.Tensor, deltas: cute.Tensor, deltas_targets: cute.Tensor, epochs: cute.Tensor,
     health: cute.Tensor, rows: Int32, saved: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, AT_ONCE: cutlass.Constexpr, BACKOFF: cutlass.Constexpr,
-    REHEARSE: cutlass.Constexpr, RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
+    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr, stream: cuda.CUstream,
 ):  # fmt: skip
     """Host side: clusters of ``split`` blocks."""
     w_load, w_map = tile_copy(w_up, TILE)
     k3_moe_tail_cute_fused_step(
         latent_partial, shared_partial, latent_norm, w_load, w_map, prefix, blocks, res_norm, res_proj, norm_w, prefix_out, next_input,
         latents, latents_targets, shares, shares_targets, totals, totals_targets, deltas, deltas_targets, epochs, health, rows,
-        saved, T, EPS, AT_ONCE, BACKOFF, REHEARSE, RELEASE, JITTER,
+        saved, T, EPS, AT_ONCE, BACKOFF, RELEASE, JITTER,
     ).launch(grid=[T.blocks, 1, 1], block=[512, 1, 1], cluster=[T.split, 1, 1], stream=stream)  # fmt: skip

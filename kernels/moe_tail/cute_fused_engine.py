@@ -74,11 +74,6 @@ class CuteFusedEngine(Engine):
                 Param("rows_each", (1, 2, 4, 8), "rows that a finishing block takes, one after the other"),
                 Param("at_once", (4, 8, 16), "ranks whose packets a lane polls in one round"),
                 BACKOFF,
-                Param(
-                    "rehearse",
-                    (0, 1),
-                    "a row's end run ahead for nothing by warps that have no columns, which fetches its code",
-                ),
                 RELEASE,
                 K_ORDER,
             ),
@@ -113,7 +108,7 @@ class CuteFusedEngine(Engine):
         """Clusters of eight where they fit, one shot for few rows, and as few rows a finishing block as fit."""
         base: Config = {
             "split_k": 8, "exchange": "one_shot" if problem.rows <= ONE_SHOT_ROWS else "two_shot", "rows_each": 1,
-            "at_once": min(16, max(4, problem.tp)), "backoff": 0, "rehearse": 1, "release": "loads", "k_order": "free",
+            "at_once": min(16, max(4, problem.tp)), "backoff": 0, "release": "loads", "k_order": "free",
         }  # fmt: skip
 
         def fits(c: Config) -> bool:
@@ -138,7 +133,7 @@ class CuteFusedEngine(Engine):
             launch,
             (
                 *(fakes[name] for name in args), Int32(1), Int32(1), shape, eps_constant(problem.eps), int(config["at_once"]),
-                int(config["backoff"]), int(config["rehearse"]), str(config["release"]), build_of(config),
+                int(config["backoff"]), str(config["release"]), build_of(config),
             ),
             arch,
             grid=(shape.blocks, 1, 1),

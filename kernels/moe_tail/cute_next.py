@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Int32, Int64, Uint32, cute
 from cutlass.cute import arch
 
 from ..cute_mix import mix_of_saved, mixed, tell_prefix, values_of
 from ..cute_numbers import rounded
 from ..cute_polls import poll
-from ..cute_row import LOAD_OWN, OWN_BLOCK, ROW_TOLD, STORE_OWN, row_of_block
+from ..cute_row import LOAD_OWN, OWN_BLOCK, STORE_OWN, row_of_block
 from ..cute_stages import stage
 from ..cute_streaming import LOAD_X, read
 from ..cute_waits import epoch_of, pause, release
-from .layout import LANE_BYTES, THREADS, WARPS
 
 LOAD_WEIGHT = "ld.global.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];"
 STORE_EIGHT = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 COLUMNS = 16
 # a phase of the health record: behind the sums that a rank may have missed
 RANKS_COLUMNS = 4
-# where the warps meet that rehearse, as those of the row do
-REHEARSED = 8
 
 
 @cute.jit
@@ -60,9 +57,9 @@ def in_words(values: list):
 def end_row(
     prefix_out: Int64, next_input: Int64, delta_at: Int64, owner: Int32, given: list, kept_at: Int32, row_at: list, unit: Int32,
     lane: Int32, epoch: Uint32, health: Int64, block: Int32,
-    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr, live: Int32 | None,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
 ):  # fmt: skip
-    """From the ranks' columns to both outputs, at a lane's addresses; with ``live`` zero nothing is waited for, told or stored.
+    """From the ranks' columns to both outputs, at a lane's addresses.
 
     ``given``: words of the residual before; the saved blocks' mix, its weights' sum and largest score.
     """
@@ -70,40 +67,20 @@ def end_row(
     four = [delta_at + 16 * i for i in range(4)]
     folded = folded_query(kept_at)
     delta, _ = poll(
-        four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, True, live, True
+        four, 1, 0, "sys", "b32e32x2", epoch, health, RANKS_COLUMNS, owner, block, BACKOFF, TOGETHER=True
     )  # fmt: skip
-    stage_live(JITTER, "heard", live)
+    stage(JITTER, "heard")
     before, change = values_of(old, COLUMNS), values_of(delta, COLUMNS)
     new = in_words([a + b for a, b in zip(before, change, strict=True)])
     p = values_of(new, COLUMNS)
-    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER, live)
-    stage_live(JITTER, "told", live)
-    store_live(prefix_out, new, live)
+    tell_prefix(p, mix, folded, row_at, unit, lane, epoch, block, OWN_BLOCK, JITTER)
+    stage(JITTER, "told")
+    store_sixteen(prefix_out, new)
     norm = values_of(sixteen_near(kept_at + 64), COLUMNS)
     out = mixed(
-        p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK, live
+        p, mix, total, largest, norm, row_at, lane, epoch, health, block, T.hidden, T.saved, EPS, BACKOFF, OWN_BLOCK
     )  # fmt: skip
-    store_live(next_input, in_words(out), live)
-
-
-@cute.jit
-def stage_live(JITTER: cutlass.Constexpr, NAME: cutlass.Constexpr, live: Int32 | None):
-    """A stage, unless this is a rehearsal."""
-    if cutlass.const_expr(live is None):
-        stage(JITTER, NAME)
-    else:
-        if live != Int32(0):
-            stage(JITTER, NAME)
-
-
-@cute.jit
-def store_live(at: Int64, words: list, live: Int32 | None):
-    """Sixteen values, unless this is a rehearsal."""
-    if cutlass.const_expr(live is None):
-        store_sixteen(at, words)
-    else:
-        if live != Int32(0):
-            store_sixteen(at, words)
+    store_sixteen(next_input, in_words(out))
 
 
 @cute.jit
@@ -132,55 +109,29 @@ def finish_row(
     prefix: Int64, blocks: Int64, prefix_out: Int64, next_input: Int64, deltas: Int64, fresh: list, kept_at: Int32,
     row_at: list, row: Int32, saved: Int32, unit: Int32, lane: Int32, epoch: Uint32, health: Int64, block: Int32,
     T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, JITTER: cutlass.Constexpr,
-    REHEARSE: cutlass.Constexpr,
 ):  # fmt: skip
-    """One warp's 512 columns of a row. ``REHEARSE``: warps that have none run for nothing what the others will run once the
-    columns have come, while these mix the saved blocks, so that its instructions are on the SM then; they meet at a barrier of
-    their own.
-    """
-    live, there = None, unit
-    if cutlass.const_expr(REHEARSE):
-        live = Int32(1) if unit < T.units else Int32(0)
-        there = cutlass.min(unit, T.units - 1)
-    column = there * 512 + lane * COLUMNS
+    """One warp's 512 columns of a row."""
+    column = unit * 512 + lane * COLUMNS
     at = (Int64(row) * T.hidden + column) * 2
-    if cutlass.const_expr(REHEARSE):
-        mix, total, largest = [Float32(0.0)] * COLUMNS, Float32(1.0), Float32(0.0)
-        if live != Int32(0):
-            mix, total, largest = saved_mix(
-                blocks + at, fresh, kept_at, row_at, saved, unit, lane, epoch, health, block, T, EPS, JITTER
-            )  # fmt: skip
-    else:
-        mix, total, largest = saved_mix(
-            blocks + at, fresh, kept_at, row_at, saved, unit, lane, epoch, health, block, T, EPS, JITTER
-        )  # fmt: skip
+    mix, total, largest = saved_mix(
+        blocks + at, fresh, kept_at, row_at, saved, unit, lane, epoch, health, block, T, EPS, JITTER
+    )  # fmt: skip
     old = sixteen(LOAD_X, prefix + at)
     owner = column // T.shard
     place = owner * T.slot_bytes(T.shard) + T.within(T.shard, Int32(epoch & Uint32(1)), row, column % T.shard)
-    stage_live(JITTER, "listening", live)
+    stage(JITTER, "listening")
     pause(JITTER, epoch, block * 64 + 33 + unit)
-    meet_at = row_at
-    if cutlass.const_expr(REHEARSE):
-        # sums that nobody tells, in place of those of the row: the place of the weights that these warps do not have
-        away = kept_at - (unit * 32 + lane) * (3 * LANE_BYTES) + T.units * (32 * 3 * LANE_BYTES) - row_at[0].toint()
-        if live != Int32(0):
-            away = Int32(0)
-        meet_at = [
-            row_at[0] + away // 4,
-            row_at[1] if live != Int32(0) else Int32(THREADS) - row_at[1],
-            Int32(ROW_TOLD) if live != Int32(0) else Int32(REHEARSED),
-        ]
     end_row(
-        prefix_out + at, next_input + at, deltas + place, owner, [old, mix, total, largest], kept_at, meet_at, unit, lane, epoch,
-        health, block, T, EPS, BACKOFF, JITTER, live,
+        prefix_out + at, next_input + at, deltas + place, owner, [old, mix, total, largest], kept_at, row_at, unit, lane, epoch,
+        health, block, T, EPS, BACKOFF, JITTER,
     )  # fmt: skip
 
 
 @cute.jit
 def finish_rows(
     tensors: list, memory: cute.Pointer, rows: Int32, saved: Int32, block: Int32, t: Int32,
-    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, REHEARSE: cutlass.Constexpr,
-    RELEASE: cutlass.Constexpr, JITTER: cutlass.Constexpr,
+    T: cutlass.Constexpr, EPS: cutlass.Constexpr, BACKOFF: cutlass.Constexpr, RELEASE: cutlass.Constexpr,
+    JITTER: cutlass.Constexpr,
 ):  # fmt: skip
     """All of a finishing block, but for its counter: rows ``block``, ``block + finishing`` and so on.
 
@@ -204,19 +155,18 @@ def finish_rows(
     # weights go to each lane's own place, out of the way of the saved blocks' words, but after these are asked for
     kept_at, fresh = memory.toint() + t * 96, [*gamma, *query, *norm]
     first = block - T.making
-    rehearses = REHEARSE > 0 and T.units + 2 <= WARPS
     takes = (unit < T.units) & (first < rows)
-    if takes or (first < rows if cutlass.const_expr(rehearses) else False):
+    if takes:
         finish_row(
             prefix, blocks, prefix_out, next_input, deltas, fresh, kept_at, row_at, first, saved, unit, lane, epoch, health,
-            block, T, EPS, BACKOFF, JITTER, rehearses,
+            block, T, EPS, BACKOFF, JITTER,
         )  # fmt: skip
     if cutlass.const_expr(T.finishing < T.rows):  # noqa: SIM102, compiled in or not, then asked at run time
         if takes:
             for row in cutlass.range(first + T.finishing, rows, T.finishing, unroll=1):
                 finish_row(
                     prefix, blocks, prefix_out, next_input, deltas, [], kept_at, row_at, row, saved, unit, lane, epoch,
-                    health, block, T, EPS, BACKOFF, JITTER, False,
+                    health, block, T, EPS, BACKOFF, JITTER,
                 )  # fmt: skip
     arch.sync_threads()
     return epoch

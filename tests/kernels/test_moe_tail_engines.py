@@ -89,8 +89,8 @@ def test_work_grows_with_the_hand_overs_and_two_shots_move_less():
 @pytest.mark.parametrize(
     ("arch", "tp", "rows", "change"),
     [
-        ("sm_90a", 16, 1, {}), ("sm_90a", 16, 8, {"rehearse": 0}), ("sm_103a", 16, 8, {}), ("sm_90a", 16, 8, {"exchange": "one_shot", "release": "entry"}),
-        ("sm_103a", 4, 8, {"release": "end", "backoff": 20, "rehearse": 1}), ("sm_90a", 16, 64, {}),
+        ("sm_90a", 16, 1, {}), ("sm_90a", 16, 8, {}), ("sm_103a", 16, 8, {}), ("sm_90a", 16, 8, {"exchange": "one_shot", "release": "entry"}),
+        ("sm_103a", 4, 8, {"release": "end", "backoff": 20}), ("sm_90a", 16, 64, {}),
     ],
 )  # fmt: skip
 def test_machine_code(arch, tp, rows, change):

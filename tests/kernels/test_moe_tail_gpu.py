@@ -30,7 +30,7 @@ def test_equals_the_twin_in_many_launches_and_with_fewer_rows(device, tp, rows, 
 @pytest.mark.parametrize("change", [
     {"split_k": 4, "at_once": 4}, {"rows_each": 2}, {"rows_each": 8}, {"at_once": 4}, {"backoff": 100, "release": "end"},
     {"release": "entry"}, {"split_k": 4, "at_once": 4, "rows_each": 4, "exchange": "one_shot"},
-    {"rehearse": 0}, {"rehearse": 1, "rows_each": 2, "exchange": "one_shot"},
+    {"rows_each": 2, "exchange": "one_shot"},
 ])  # fmt: skip
 def test_other_configs_equal_the_twin(device, change):
     one = problem(8, 16)

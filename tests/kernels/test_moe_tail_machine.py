@@ -62,7 +62,7 @@ class TailMachine(Copies):
         self.stopped[who[~ends]] = True
 
     def do_bar(self, step: Step, who: np.ndarray, place: int) -> None:
-        """One barrier at a time: warps that rehearse meet at another one, of another size."""
+        """One barrier at a time: warps of one kind may wait at another one than the rest."""
         if step.name[1] == "warp":
             super().do_bar(step, who, place)
             return
@@ -147,9 +147,9 @@ class Case:
         assert not self.memory.get("health").any()
 
 
-@pytest.mark.parametrize(("exchange", "rehearse"), [("one_shot", 1), ("two_shot", 0)])
-def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange: str, rehearse: int) -> None:
-    case = Case(monkeypatch, exchange=exchange, rehearse=rehearse)
+@pytest.mark.parametrize("exchange", ["one_shot", "two_shot"])
+def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange: str) -> None:
+    case = Case(monkeypatch, exchange=exchange)
     for turn in range(2):
         case.poison()
         machine = case.run(turn)
@@ -160,13 +160,9 @@ def test_the_kernel_has_the_twins_bits(monkeypatch: pytest.MonkeyPatch, exchange
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tp", "rows", "exchange", "rehearse"), [(16, 1, "one_shot", 1), (16, 3, "two_shot", 0), (4, 1, "two_shot", 1)]
-)
-def test_the_models_own_sizes(
-    monkeypatch: pytest.MonkeyPatch, tp: int, rows: int, exchange: str, rehearse: int
-) -> None:
-    case = Case(monkeypatch, one=problem(rows, tp), live=rows, exchange=exchange, rehearse=rehearse)
+@pytest.mark.parametrize(("tp", "rows", "exchange"), [(16, 1, "one_shot"), (16, 3, "two_shot"), (4, 1, "two_shot")])
+def test_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch, tp: int, rows: int, exchange: str) -> None:
+    case = Case(monkeypatch, one=problem(rows, tp), live=rows, exchange=exchange)
     case.run()
     case.judge()
 
@@ -203,7 +199,7 @@ def test_fewer_saved_blocks_than_compiled_for_and_rows_that_change(monkeypatch: 
 
 def test_rows_of_many_passes_and_blocks_that_finish_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth pass waits for the second phase of a barrier."""
-    case = Case(monkeypatch, rows=50, live=49, exchange="two_shot", rows_each=8, rehearse=1)
+    case = Case(monkeypatch, rows=50, live=49, exchange="two_shot", rows_each=8)
     assert case.launch.blocks == 16
     for live in (49, 3):
         case.poison()
