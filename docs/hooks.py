@@ -66,6 +66,7 @@ def error() -> str:
     rows = []
     for key, one in validations().items():
         name = "an engine never calibrated, by the constants of the others" if key == "*" else f"`{key}`"
+        name += ", shapes in turn" if one.get("way") else ""
         for label, what in (
             (name, one),
             ("bytes over bandwidth alone", one.get("bytes_alone")),
@@ -79,7 +80,7 @@ def error() -> str:
                         what["shapes"],
                         what["configs"],
                         f"{what['median_error']:.1%}",
-                        f"{what['spearman']:.2f}",
+                        "-" if what["spearman"] is None else f"{what['spearman']:.2f}",
                         f"{what['pooled_spearman']:.2f}",
                         lost,
                     )

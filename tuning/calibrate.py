@@ -2,6 +2,8 @@
 
 ``python -m k3lab.tuning.calibrate RECORDING...`` fits, :mod:`k3lab.tuning.validate` judges; ``--write`` replaces
 ``data/cost_model.json``. What is left out is decided by :func:`left_out` from the shapes alone, before any fit.
+An engine with few configs (:func:`scarce`) begins with the constants of all engines that have many and moves from them as
+far as its configs bear it out; its validation leaves out one shape after the other.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ SOFT = 0.05
 PULL = 0.002
 """Weight of what draws constants that the data do not tell to where the fit begins."""
 LEAST = 40
-"""Configs that an engine must have for constants of its own."""
+"""Configs beside those left out from which an engine's constants are fitted to them alone; fewer are :func:`scarce`."""
+FEWEST = 4
+"""Configs that a scarce engine must have, of at least two shapes, for constants of its own: with one nobody could say how good they are."""
 
 
 def shapes_key(one: Measured) -> str:
@@ -62,6 +66,14 @@ def left_out(configs: Sequence[Measured]) -> list[bool]:
     ]
 
 
+def scarce(configs: Sequence[Measured]) -> set[tuple[str, str]]:
+    """(family, engine) of those with fewer than :data:`LEAST` configs that are not left out: no other engine's fit sees them."""
+    count = Counter({(one.family, one.engine): 0 for one in configs})
+    for one, out in zip(configs, left_out(configs), strict=True):
+        count[one.family, one.engine] += not out
+    return {name for name, kept in count.items() if kept < LEAST}
+
+
 def features_of(one: Measured) -> Features:
     """The features of a measured config; one GPU played all ranks where it was measured."""
     owner = family(one.family)
@@ -70,10 +82,18 @@ def features_of(one: Measured) -> Features:
     return features(one.resources, work, owner.traffic(problem), gpu_card(one.gpu), alone=True)
 
 
-def fit(configs: Sequence[Measured], steps: int = STEPS) -> Constants:
+def fit(
+    configs: Sequence[Measured], steps: int = STEPS, begin: Constants | None = None, pull: float = PULL
+) -> Constants:
     """Constants that make the least of the logarithms' errors, every shape counted alike, outliers softly.
 
-    Gradient descent on the logarithms of the constants from the values of :class:`Constants`: the same configs give the same.
+    Gradient descent on the logarithms of the constants: the same configs give the same.
+
+    Args:
+        configs: what to fit to.
+        steps: of the descent.
+        begin: where it begins and what it is drawn to; by default the values of :class:`Constants`.
+        pull: how much.
     """
     import torch
 
@@ -86,37 +106,57 @@ def fit(configs: Sequence[Measured], steps: int = STEPS) -> Constants:
     truth = torch.tensor([one.us for one in configs], dtype=torch.float64).log()
     count = Counter(one.shape for one in configs)
     weight = torch.tensor([1 / count[one.shape] / len(count) for one in configs], dtype=torch.float64)
-    start = asdict(Constants())
+    start = asdict(begin or Constants())
     moves = torch.zeros(len(FITTED), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([moves], lr=RATE)
 
     def at(steps: Any) -> dict[str, Any]:
-        return start | {name: start[name] * step.exp() for name, step in zip(FITTED, steps, strict=True)}
+        found = {name: start[name] * step.exp() for name, step in zip(FITTED, steps, strict=True)}
+        return start | found | {"sharpness": found["sharpness"].clamp(min=1.0)}  # below 1 terms would more than add up
 
     for _ in range(steps):
         constants = Constants(**at(moves))
         off = total(terms(f, constants, torch.maximum), constants).log() - truth
-        loss = (weight * SOFT * ((1 + (off / SOFT) ** 2).sqrt() - 1)).sum() + PULL * (moves**2).mean()
+        loss = (weight * SOFT * ((1 + (off / SOFT) ** 2).sqrt() - 1)).sum() + pull * (moves**2).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return Constants(**{name: float(value) for name, value in at(moves.detach()).items()})
 
 
+def fit_scarce(own: Sequence[Measured], pooled: Constants, steps: int = STEPS) -> Constants:
+    """Constants of an engine with few configs, drawn to those of all engines the more the fewer they are."""
+    return fit(own, steps, pooled, PULL * max(LEAST / len(own), 1.0))
+
+
+def kept_for_fit(configs: Sequence[Measured]) -> list[Measured]:
+    """What the constants of all engines together are fitted to: neither left out nor of an engine with few configs."""
+    few = scarce(configs)
+    return [
+        one
+        for one, out in zip(configs, left_out(configs), strict=True)
+        if not out and (one.family, one.engine) not in few
+    ]
+
+
 def calibrate(configs: Sequence[Measured], steps: int = STEPS) -> dict[str, Constants]:
-    """``family/engine`` to constants fitted to what is not left out, and :data:`POOLED` to those of all together.
+    """``family/engine`` to its constants, and :data:`POOLED` to those of all that have many configs.
 
     Raises:
         InputError: nothing to fit to.
     """
-    kept = [one for one, out in zip(configs, left_out(configs), strict=True) if not out]
+    kept = kept_for_fit(configs)
     if not kept:
-        raise InputError("nothing is left to fit to: the recordings hold only shapes that validation leaves out")
+        raise InputError(
+            f"nothing is left to fit to: no engine has {LEAST} configs beside those that validation leaves out"
+        )
     found = {POOLED: fit(kept, steps)}
     for name in sorted({(one.family, one.engine) for one in kept}):
-        own = [one for one in kept if (one.family, one.engine) == name]
-        if len(own) >= LEAST:
-            found["/".join(name)] = fit(own, steps)
+        found["/".join(name)] = fit([one for one in kept if (one.family, one.engine) == name], steps)
+    for name in sorted(scarce(configs)):
+        own = [one for one in configs if (one.family, one.engine) == name]
+        if len(own) >= FEWEST and len({one.shape for one in own}) > 1:
+            found["/".join(name)] = fit_scarce(own, found[POOLED], steps)
     return found
 
 
@@ -132,11 +172,13 @@ def main(argv: Sequence[str]) -> int:
     except InputError as error:
         print(f"k3lab: {error}", file=sys.stderr)
         return 2
-    out = left_out(configs)
+    few = scarce(configs)
+    rare, kept = sum((one.family, one.engine) in few for one in configs), len(kept_for_fit(configs))
     data = {
         "model": MODEL_VERSION,
-        "fitted_to": len(configs) - sum(out),
-        "left_out": sum(out),
+        "fitted_to": kept,
+        "left_out": len(configs) - kept - rare,
+        "of_few": rare,
         "recordings": sorted(path.name for path in given.recordings),
         "constants": {name: rounded(one) for name, one in sorted(found.items())},
     }

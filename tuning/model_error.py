@@ -54,14 +54,16 @@ def _nearest(family: str, engine: str, gpu: GpuCard) -> dict[str, Any] | None:
 
 def in_words(entry: dict[str, Any]) -> str:
     """Figures of a validation as a line."""
+    how = "each by a fit to the other shapes" if entry.get("way") else "left out of the fit"
+    order = "" if entry["spearman"] is None else f", rank correlation {entry['spearman']:.2f}"
     picked = (
         f", its pick {entry['regret']:.1%} slower than the best (median; {entry['worst_regret']:.0%} at worst)"
         if entry["regret"] is not None
         else ""
     )
     return (
-        f"on {entry['gpu']}, {entry['configs']} measured configs of {entry['shapes']} shapes left out of the fit: median error "
-        f"{entry['median_error']:.1%}, rank correlation {entry['spearman']:.2f}{picked}"
+        f"on {entry['gpu']}, {entry['configs']} measured configs of {entry['shapes']} shapes {how}: median error "
+        f"{entry['median_error']:.1%}{order}{picked}"
     )
 
 

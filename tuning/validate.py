@@ -16,8 +16,8 @@ from typing import Any
 
 from ..kernels import InputError
 from ..kernels.whole_file import write_whole
-from .calibrate import features_of, fit, left_out
-from .cost_model import POOLED, Constants, constants_of, terms, total
+from .calibrate import FEWEST, STEPS, features_of, fit, fit_scarce, kept_for_fit, left_out, scarce
+from .cost_model import POOLED, Constants, constants_of, fitted, terms, total
 from .measurements import Measured, measured, recorded
 from .model_error import DATA
 
@@ -84,7 +84,7 @@ def figures(configs: Sequence[Measured], guess: Callable[[Measured], float]) -> 
     Returns:
         ``median_error``, the median of ``|predicted - measured| / measured``; over shapes of at least :data:`LEAST` configs
         the mean rank correlation ``spearman`` and the median and largest loss from taking the predicted winner,
-        ``regret`` and ``worst_regret``; ``pooled_spearman`` over all; counts.
+        ``regret`` and ``worst_regret``, None where no shape has so many; ``pooled_spearman`` over all; counts.
     """
     both = [(guess(one), one.us) for one in configs]
     shapes: dict[Any, list[tuple[float, float]]] = {}
@@ -96,44 +96,73 @@ def figures(configs: Sequence[Measured], guess: Callable[[Measured], float]) -> 
         "configs": len(configs),
         "shapes": len(shapes),
         "median_error": round(statistics.median(abs(us - truth) / truth for us, truth in both), 4),
-        "spearman": round(statistics.mean(spearman(*zip(*pairs, strict=True)) for pairs in full), 4) if full else 0.0,
+        "spearman": round(statistics.mean(spearman(*zip(*pairs, strict=True)) for pairs in full), 4) if full else None,
         "pooled_spearman": round(spearman([us for us, _ in both], [truth for _, truth in both]), 4),
         "regret": round(statistics.median(lost), 4) if lost else None,
         "worst_regret": round(max(lost), 4) if lost else None,
     }
 
 
+def in_turn(own: Sequence[Measured], pooled: Constants, steps: int = STEPS) -> dict[int, float]:
+    """Predictions of an engine with few configs by ``id``: each shape's by constants fitted to the other shapes, blind to it."""
+    found: dict[int, float] = {}
+    for shape in dict.fromkeys(one.shape for one in own):
+        others = [one for one in own if one.shape != shape]
+        constants = fit_scarce(others, pooled, steps) if others and len(own) >= FEWEST else pooled
+        found |= {id(one): guess_us(one, constants) for one in own if one.shape == shape}
+    return found
+
+
+IN_TURN = "shapes in turn"
+"""How an engine with few configs is judged: :func:`in_turn`."""
+
+
 def validate(configs: Sequence[Measured]) -> dict[str, Any]:
-    """Figures over the configs that :func:`k3lab.tuning.calibrate.left_out` keeps from the fit.
+    """Figures over the configs that :func:`k3lab.tuning.calibrate.left_out` keeps from the fit; of engines with few configs over all.
 
     Returns:
         ``family/engine/GPU`` to its :func:`figures`; ``family/*/GPU`` to those of all its engines together, with those of
         bytes over bandwidth alone (``bytes_alone``) and of the recorded spaces among them (``fair_samples``); and under
-        ``*`` what an engine may expect that was never calibrated: each one's figures by constants of all others.
+        ``*`` what an engine may expect that was never calibrated: each one's figures by constants of all others. ``way`` is
+        :data:`IN_TURN` where engines with few configs are among them.
     """
-    out = left_out(configs)
-    held = [one for one, away in zip(configs, out, strict=True) if away]
-    kept = [one for one, away in zip(configs, out, strict=True) if not away]
+    few, pooled = scarce(configs), fitted().get(POOLED, Constants())
+    held = [one for one, out in zip(configs, left_out(configs), strict=True) if out or (one.family, one.engine) in few]
+    turns: dict[int, float] = {}
+    for name in sorted(few):
+        turns |= in_turn([one for one in held if (one.family, one.engine) == name], pooled)
+
+    def guess(one: Measured) -> float:
+        return turns[id(one)] if id(one) in turns else guess_us(one)
+
     found: dict[str, Any] = {}
     for key in sorted({(one.family, name, one.gpu) for one in held for name in (one.engine, "*")}):
         own = [one for one in held if (one.family, one.gpu) == (key[0], key[2]) and key[1] in ("*", one.engine)]
-        entry = {"gpu": key[2], **figures(own, guess_us)}
+        entry = {"gpu": key[2], **figures(own, guess)}
+        if any(id(one) in turns for one in own):
+            entry["way"] = IN_TURN
         if key[1] == "*":
             entry["bytes_alone"] = figures(own, bytes_us)
             if fair := [one for one in own if one.fair]:
-                entry["fair_samples"] = figures(fair, guess_us)
+                entry["fair_samples"] = figures(fair, guess)
         found["/".join(key)] = entry
-    blind = {}
-    for name in sorted({(one.family, one.engine) for one in kept}):
+    if blind := _blind(held, kept_for_fit(configs), few, pooled):
+        guesses = {id(one): us for one, us in blind}
+        gpus = sorted({one.gpu for one, _ in blind})
+        found[POOLED] = {"gpu": ", ".join(gpus), **figures([one for one, _ in blind], lambda one: guesses[id(one)])}
+    return found
+
+
+def _blind(
+    held: Sequence[Measured], kept: Sequence[Measured], few: set[tuple[str, str]], pooled: Constants
+) -> list[tuple[Measured, float]]:
+    """Each config with its time by constants to which its engine gave nothing."""
+    found = []
+    for name in sorted({(one.family, one.engine) for one in held}):
         others = [one for one in kept if (one.family, one.engine) != name]
-        if others:
-            constants = fit(others)
-            blind[name] = [(one, guess_us(one, constants)) for one in held if (one.family, one.engine) == name]
-    all_blind = [pair for pairs in blind.values() for pair in pairs]
-    if all_blind:
-        gpus = sorted({one.gpu for one, _ in all_blind})
-        guesses = {id(one): us for one, us in all_blind}
-        found[POOLED] = {"gpu": ", ".join(gpus), **figures([one for one, _ in all_blind], lambda one: guesses[id(one)])}
+        constants = pooled if name in few else fit(others) if others else None
+        if constants is not None:
+            found += [(one, guess_us(one, constants)) for one in held if (one.family, one.engine) == name]
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from k3lab.kernels import K3, InputError, Work, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import calibrate, cost_model, measurements, validate
-from k3lab.tuning.calibrate import features_of, fit, left_out, shapes_key
+from k3lab.tuning.calibrate import features_of, fit, kept_for_fit, left_out, scarce, shapes_key
 from k3lab.tuning.cost_features import features
 from k3lab.tuning.cost_model import FITTED, NEVER_FITTED, OVERLAP, TERM_MEANINGS, Constants, fitted, terms, total
 from k3lab.tuning.cubin import KernelResources
@@ -28,15 +29,18 @@ def configs() -> list[Measured]:
 
 
 def test_what_validation_judges_no_fit_has_seen(configs: list[Measured]) -> None:
-    out = left_out(configs)
-    kept = [one for one, away in zip(configs, out, strict=True) if not away]
+    kept, few = kept_for_fit(configs), scarce(configs)
     assert kept and all(one.problem["rows"] != 16 and not one.fair for one in kept)
-    shapes = {shapes_key(one) for one in configs}
+    assert not any((one.family, one.engine) in few for one in kept)
+    shapes = {shapes_key(one) for one in configs if one.family == "attention_projection"}
     missing = shapes - {shapes_key(one) for one in kept}
     assert {json.loads(key)["outputs"] for key in missing} == {3648}  # the middle one of six
     said = json.loads(cost_model.DATA.read_text())
-    assert (said["fitted_to"], said["left_out"]) == (len(kept), sum(out))
+    rare = sum((one.family, one.engine) in few for one in configs)
+    assert (said["fitted_to"], said["of_few"]) == (len(kept), rare)
+    assert said["left_out"] == len(configs) - len(kept) - rare
     assert said["recordings"] == [path.name for path in RECORDINGS]
+    assert {"/".join(name) for name in few} <= {key.rpartition("/")[0] for key in json.loads(ERRORS.read_text())}
 
 
 def test_the_constants_are_those_that_the_recordings_give(configs: list[Measured]) -> None:
@@ -52,28 +56,46 @@ def test_the_constants_are_those_that_the_recordings_give(configs: list[Measured
 
 
 def test_the_stated_error_is_that_of_the_recordings(configs: list[Measured]) -> None:
-    said = json.loads(ERRORS.read_text())
+    said, few = json.loads(ERRORS.read_text()), scarce(configs)
     held = [one for one, away in zip(configs, left_out(configs), strict=True) if away]
     for key, entry in said.items():
-        if key == "*":
+        owner, _, rest = key.partition("/")
+        if "way" in entry or not rest:
             continue
-        _, engine, gpu = key.split("/")
-        own = [one for one in held if one.gpu == gpu and engine in ("*", one.engine)]
-        assert {name: entry[name] for name in validate.figures(own, validate.guess_us)} == validate.figures(
-            own, validate.guess_us
+        engine, gpu = rest.split("/")
+        own = [one for one in held if (one.family, one.gpu) == (owner, gpu) and engine in ("*", one.engine)]
+        found = validate.figures(own, validate.guess_us)
+        assert {name: entry[name] for name in found} == found, key
+        if engine == "*":
+            assert entry["bytes_alone"] == validate.figures(own, validate.bytes_us), key
+    for name in sorted(few)[:1]:
+        own = [one for one in configs if (one.family, one.engine) == name]
+        guesses = validate.in_turn(own, fitted()["*"])
+        found = validate.figures(own, lambda one, own=guesses: own[id(one)])
+        entry = said["/".join((*name, own[0].gpu))]
+        assert entry["way"] == validate.IN_TURN and entry["median_error"] == pytest.approx(
+            found["median_error"], abs=0.005
         )
-    assert said["attention_projection/*/H200"]["bytes_alone"] == validate.figures(held, validate.bytes_us)
+
+
+MISSED: dict[str, tuple[str, ...]] = {}
+"""Family to the bars that it misses on its recorded measurements: told, and told no more once they are held."""
 
 
 def test_the_bars_hold_on_what_was_left_out() -> None:
+    """But for those named above; a bar that few configs cannot judge is neither held nor missed."""
     for key, entry in json.loads(ERRORS.read_text()).items():
         if key.split("/")[1:2] != ["*"]:
             continue
-        assert entry["spearman"] >= 0.85, key
-        assert entry["regret"] <= 0.05, key
-        assert entry["median_error"] <= 0.15, key
-        alone = entry["bytes_alone"]
-        assert entry["median_error"] < alone["median_error"] / 2 and entry["pooled_spearman"] > alone["pooled_spearman"]
+        owner, alone = key.split("/")[0], entry["bytes_alone"]
+        held = {
+            "order": entry["spearman"] is None or entry["spearman"] >= 0.85,
+            "regret": entry["regret"] is None or entry["regret"] <= 0.05,
+            "error": entry["median_error"] <= 0.15,
+            "bytes alone": entry["median_error"] < alone["median_error"] / 2
+            and entry["pooled_spearman"] > alone["pooled_spearman"],
+        }
+        assert tuple(name for name, kept in held.items() if not kept) == MISSED.get(owner, ()), key
 
 
 def test_a_config_that_was_measured_is_predicted_as_blindly_as_any(configs: list[Measured]) -> None:
@@ -104,6 +126,49 @@ def test_a_fit_finds_constants_that_predict_what_it_has_not_seen() -> None:
     end = validate.figures(held, lambda one: validate.guess_us(one, found))
     assert end["median_error"] < 0.03 < start["median_error"]
     assert end["pooled_spearman"] > 0.97
+
+
+FEW_TRUTH = dataclasses.replace(Constants(), launch_us=9.0, tile_us=0.4)
+
+
+def few_and_many() -> tuple[list[Measured], list[Measured]]:
+    """A dozen made-up configs of one engine, four rows of it, and the measured ones of another."""
+    made = spread(FEW_TRUTH, "cute_skinny", (1, 2, 3, 4))
+    by_rows = [[one for one in made if one.problem["rows"] == rows][:3] for rows in (1, 2, 3, 4)]
+    few = [one for own in by_rows for one in own]
+    return few, [one for one in measured(RECORDINGS) if one.engine == "triton"]
+
+
+def test_an_engine_with_few_configs_begins_with_what_all_others_say() -> None:
+    few, many = few_and_many()
+    assert scarce([*many, *few]) == {("attention_projection", "cute_skinny")}
+    found = calibrate.calibrate([*many, *few], steps=60)
+    assert found["*"] == calibrate.calibrate(many, steps=60)["*"]  # nobody else sees them
+    start, own = fitted()["*"], calibrate.fit_scarce(few, fitted()["*"])
+    held = [one for one in spread(FEW_TRUTH, "cute_skinny", (1, 2, 3, 4)) if one not in few]
+    before, after = (validate.figures(held, lambda one, c=c: validate.guess_us(one, c)) for c in (start, own))
+    assert after["median_error"] < 0.1 < before["median_error"] / 3
+    assert "attention_projection/cute_skinny" in found
+    assert "attention_projection/cute_skinny" not in calibrate.calibrate([*many, *few[:3]], steps=2)  # one shape
+
+
+def test_each_shape_of_such_an_engine_is_predicted_blind_to_it() -> None:
+    few = few_and_many()[0][:6]  # two shapes
+    shape = few[0].shape
+    odd = [dataclasses.replace(one, us=5 * one.us) if one.shape == shape else one for one in few]
+    start = fitted()["*"]
+    plain, other = validate.in_turn(few, start, 80), validate.in_turn(odd, start, 80)
+    same = [plain[id(one)] == other[id(two)] for one, two in zip(few, odd, strict=True)]
+    assert same == [one.shape == shape for one in few]
+    lone = few[:3]
+    assert validate.in_turn(lone, start) == {id(one): validate.guess_us(one, start) for one in lone}
+
+
+def test_terms_that_more_than_add_up_do_not_break_a_fit() -> None:
+    """An exponent below 1 has no finite slope where a term is zero: constants were not numbers then."""
+    truth = dataclasses.replace(Constants(), sharpness=0.5)
+    found = fit(spread(truth, "cute_mma", (1, 5))[:40], steps=200, pull=0.0)
+    assert all(math.isfinite(value) for value in dataclasses.asdict(found).values()) and found.sharpness >= 1
 
 
 def test_each_term_answers_to_what_it_is_named_after(configs: list[Measured]) -> None:
