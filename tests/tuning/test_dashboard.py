@@ -65,6 +65,13 @@ def test_the_dashboard_itself_shows_it(study: Path) -> None:
     import optuna
 
     dashboard = pytest.importorskip("optuna_dashboard", reason="pip install optuna-dashboard")
+    failing = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{study}"))
+    (summary,) = get(failing, "/api/studies")["study_summaries"]
+    trials = get(failing, f"/api/studies/{summary['study_id']}")["trials"]
+    failed = [trial for trial in trials if trial["state"] == "Fail"]
+    assert failed and all(
+        any(one["key"] == "reason" or "reason" in one["value"] for one in trial["user_attrs"]) for trial in failed
+    )
     app = dashboard.wsgi(optuna.storages.RDBStorage(f"sqlite:///{study.with_name('t.sqlite3')}"))
     (summary,) = get(app, "/api/studies")["study_summaries"]
     assert summary["study_name"] == "fake/small/GB300/predicted"
