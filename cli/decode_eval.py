@@ -32,6 +32,8 @@ def eval_command(
     temperature: float = typer.Option(0.0, "--temperature", help="Of sampling; 0 takes the likeliest token."),
     seed: int = typer.Option(0, "--seed", help="Of sampling, choices' orders and random weights."),
     margin: float = typer.Option(0.02, "--margin", help="Loss of mean score that does not matter."),
+    tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size: ranks that torchrun started (default), or 1."),
+    transport: str | None = typer.Option(None, "--transport", help="Of kernels that publish: symmetric (default) or multicast, under torchrun."),
     bundle: BundlePath = None,
     accept: Accept = None,
     gpu: Gpu = "GB300",
@@ -44,6 +46,8 @@ def eval_command(
     from ..decode.evaluation.places import places
     from ..decode.evaluation.problems import read_problems
     from ..decode.evaluation.text import Text
+    from ..decode.group import join, started
+    from ..decode.sharding import check_rank
     from ..kernels import InputError, device
     from ..kernels.gpu_cards import gpu_card
     from ..tuning.environment import environment
@@ -60,21 +64,42 @@ def eval_command(
     if text is None and (template or stop):
         raise InputError("--chat-template and --stop speak of text; give the model's --tokenizer")
     # what cannot be asked or kept is told before weights are loaded
-    check_prompts(file, options, text, vocabulary=card.vocab_size, context=card.max_position_embeddings)
-    if out:
-        check_record(out)
-    loaded = bundle_of(bundle, accept)
-    with kept_alone(out), progress_bar() as told:
-        here = places(card, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, say=told)
-        settings = {
-            **here.conditions, "problems": file.digest, "tokens": tokens, "rows": rows, "repeats": repeats,
-            "temperature": temperature, "seed": seed, "template": text.template_source if text else None,
-            "stops": sorted(text.stops) if text else [],
-        }  # fmt: skip
-        report = evaluate(file, options, here.backends, text=text, record=Record(out, settings), say=told)
+    context = check_prompts(file, options, text, vocabulary=card.vocab_size, context=card.max_position_embeddings)
+    if transport == "loopback":
+        raise InputError(
+            "transport loopback is for one rank alone; answers come from all ranks: symmetric or multicast"
+        )
+    loaded, size = bundle_of(bundle, accept), started() if tp is None else tp
+    check_rank(card, size, 0)
+    group = join(size, device.discover(), transport=transport)
+    if group is None or group.alone:
+        raise InputError(
+            f"answers come from all ranks: torchrun --nproc-per-node {size} -m k3lab.cli.main decode eval, or --tp 1"
+        )
+    try:
+        own = out if group.rank == 0 else None
+        if own:
+            check_record(own)
+        with kept_alone(own), progress_bar() as told:
+            here = places(
+                card, group, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, context=context, say=told
+            )  # fmt: skip
+            settings = {
+                **here.conditions, "problems": file.digest, "tokens": tokens, "rows": rows, "repeats": repeats,
+                "temperature": temperature, "seed": seed, "template": text.template_source if text else None,
+                "stops": sorted(text.stops) if text else [],
+            }  # fmt: skip
+            record = Record(own, settings)
+            report = group.together("the evaluation", lambda: evaluate(
+                file, options, here.backends, text=text, record=record, say=told, host=group.host,
+            ))  # fmt: skip
+    finally:
+        group.close()
+    if group.rank:  # of torchrun's processes one prints
+        return
     data = {
         "notes": list(here.notes), "settings": settings, "file": str(problems), "bundle": here.bundle,
-        "environment": environment(device.discover()), **report,
+        "environment": environment(group.device), "ranks": group.words, **report,
     }  # fmt: skip
     emit(data, as_json, render_eval)
     undecided = [*report["scores"].values(), report["drift"]]
@@ -93,7 +118,7 @@ def render_eval(console: Console, data: Data) -> None:
     for line in data["notes"]:
         say(f"note: {line}")
     say(
-        f"{data['file']} ({settings['problems']}), {settings['model']}, weights {settings['weights']}, on {settings['device']}"
+        f"{data['file']} ({settings['problems']}), {settings['model']}, weights {settings['weights']}, on {settings['device']}, {data['ranks']}"
     )
     table = Table("form", "problems", "auto", "latency_specialized", "difference", "95 % interval", "verdict")
     for form, one in data["scores"].items():

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import InputError
+from ..letters import letters
 from .outputs import Asked, Output
 from .problems import Problem, ProblemFile
 from .scoring import score
 from .text import Text
 
 if TYPE_CHECKING:
+    from ...kernels.collectives import Collectives
     from ..dispatch import Dispatcher
 
 BACKENDS = ("auto", "latency_specialized")
@@ -73,8 +75,13 @@ def cases(problems: Sequence[Problem], options: EvalOptions) -> list[Case]:
     ]  # fmt: skip
 
 
-def check_prompts(file: ProblemFile, options: EvalOptions, text: Text | None, *, vocabulary: int, context: int) -> None:
-    """Raise InputError for a problem that cannot be asked of a model: told before weights are loaded."""
+def check_prompts(file: ProblemFile, options: EvalOptions, text: Text | None, *, vocabulary: int, context: int) -> int:
+    """Tokens of the longest context, prompt and output.
+
+    Raises:
+        InputError: a problem that cannot be asked of a model; told before weights are loaded.
+    """
+    longest = 0
     for case in cases(file.problems, options):
         ids = prompt_of(case, text)
         if not ids or max(ids) >= vocabulary:
@@ -83,6 +90,8 @@ def check_prompts(file: ProblemFile, options: EvalOptions, text: Text | None, *,
             raise InputError(
                 f"problem {case.problem.name} has {len(ids)} tokens; with --tokens {options.tokens} that is more than the model's {context}"
             )
+        longest = max(longest, len(ids) + options.tokens)
+    return longest
 
 
 def prompt_of(case: Case, text: Text | None) -> tuple[int, ...]:
@@ -196,21 +205,26 @@ class Record:
 
 
 def evaluate(
-    file: ProblemFile, options: EvalOptions, backends: Mapping[str, Callable[[int], Dispatcher]], *,
-    text: Text | None = None, record: Record | None = None, say: Say | None = None,
+    file: ProblemFile, options: EvalOptions, backends: Mapping[str, Callable[[], Dispatcher]], *,
+    text: Text | None = None, record: Record | None = None, say: Say | None = None, host: Collectives | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run and judge.
 
     Args:
         file: the problems.
         options: how.
-        backends: each of :data:`BACKENDS` to what makes its dispatcher for contexts of so many tokens.
+        backends: each of :data:`BACKENDS` to what makes its dispatcher.
         text: of problems that are text.
-        record: where outputs are kept; what is in it already is not run.
+        record: where outputs are kept; what is in it already is not run. Of a group rank 0 has one.
         say: is told how far it is.
+        host: of a group whose ranks answer together, each calling this; None: one rank.
 
     Returns:
-        The report as data: per form and over all the paired scores, the drift, and counts.
+        The report as data: per form and over all the paired scores, the drift, and counts. On ranks beside 0 nothing.
+
+    Raises:
+        InputError: ranks that were not asked the same.
+        RuntimeError: ranks that put out other tokens than rank 0.
     """
     from .generate import generate
 
@@ -218,26 +232,49 @@ def evaluate(
     kept = record or Record(None, {})
     todo = cases(file.problems, options)
     prompts = {(one.problem.name, one.repeat): prompt_of(one, text) for one in todo}
-    context = max(map(len, prompts.values())) + options.tokens
     stops = text.stops if text else frozenset()
+    if host:
+        asked_of_all = sha256(repr((asdict(options), sorted(prompts.items()), sorted(stops))).encode())
+        _alike(asked_of_all, host, InputError("ranks have other problems or options; start every rank with the same"))
+    there = _kept_by_all(kept, todo, host)
     notes = {}
     for backend in BACKENDS:
-        left = [one for one in todo if (backend, one.problem.name, one.repeat) not in kept.outputs]
+        left = [one for one in todo if (backend, one.problem.name, one.repeat) not in there]
         if not left:
             continue
-        dispatcher = backends[backend](context)
+        dispatcher, made = backends[backend](), sha256()
         asked = [Asked(prompts[one.problem.name, one.repeat], one.seed) for one in left]
         done = len(todo) - len(left)
         for number, output in generate(
             dispatcher, asked, rows=options.rows, most=options.tokens, temperature=options.temperature, stops=stops
         ):
+            made.update(f"{number} {output.tokens}\n".encode())
             kept.add(backend, left[number], output)
             done += 1
             if say:
                 say(f"{backend} outputs", done, len(todo))
+        if host:
+            _alike(made, host, RuntimeError(f"ranks disagree: some put out other tokens than rank 0 with {backend}"))
         notes[backend] = dispatcher.tally.to_json() if dispatcher.backend != "auto" else None
         del dispatcher
+    if host and host.rank:
+        return {}
     return judge(file, options, kept, text) | {"steps": notes, "outputs_of_earlier_runs": kept.earlier}
+
+
+def _alike(made: Any, host: Collectives, error: Exception) -> None:
+    """Raise the error unless all ranks have the same digest."""
+    if len(set(letters(made.hexdigest(), host, 80, "a digest"))) > 1:
+        raise error
+
+
+def _kept_by_all(kept: Record, todo: Sequence[Case], host: Collectives | None) -> set[tuple[str, str, int]]:
+    """What need not be made: of a group what rank 0 has kept."""
+    keys = [(backend, one.problem.name, one.repeat) for backend in BACKENDS for one in todo]
+    if host is None:
+        return {key for key in keys if key in kept.outputs}
+    told = letters("".join("01"[key in kept.outputs] for key in keys), host, len(keys) + 2, "what is kept")
+    return {key for key, there in zip(keys, told[0], strict=True) if there == "1"}
 
 
 def judge(file: ProblemFile, options: EvalOptions, kept: Record, text: Text | None) -> dict[str, Any]:

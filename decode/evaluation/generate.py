@@ -41,6 +41,12 @@ def generate(
     live: dict[int, int] = {}
     outputs = {number: Output() for number in range(len(asked))}
 
+    def step(work: StepWork) -> dict[int, torch.Tensor]:
+        """Run it; a kernel that gave a wait up has put out no answer."""
+        logits = dispatcher.run(work)
+        dispatcher.operators_of(work.shape).check()
+        return logits
+
     def put_out(logits: dict[int, torch.Tensor]) -> None:
         """Sample a token for every slot, at the place behind its context."""
         slots = list(logits)
@@ -67,10 +73,10 @@ def generate(
             number, one = waiting.pop()
             slot = cache.add()
             live[slot] = number
-            put_out(dispatcher.run(StepWork(prompts={slot: one.ids})))
+            put_out(step(StepWork(prompts={slot: one.ids})))
         yield from ended()
         if live:
-            logits = dispatcher.run(StepWork(tokens={slot: [outputs[n].tokens[-1]] for slot, n in live.items()}))
+            logits = step(StepWork(tokens={slot: [outputs[n].tokens[-1]] for slot, n in live.items()}))
             cache.accept(list(live), [1] * len(live))
             put_out(logits)
             yield from ended()

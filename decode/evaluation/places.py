@@ -10,17 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import ModelCard
-from ...kernels.device import discover
-from ..choices import Choice, Finder, choose
+from ...kernels.mla.family import BLOCK_SIZE
+from ..choices import Choice, Finder, StepForm, choose
 from ..plan import TUNED_FAMILIES
-from ..scope import digest, group_scope, here
+from ..scope import digest
 
 if TYPE_CHECKING:
-    import torch
-
     from ..dispatch import Dispatcher
-    from ..operators import Operators
-    from ..weights import RankWeights
+    from ..group import Group
 
 Say = Callable[[str, int, int], None]
 
@@ -29,7 +26,7 @@ Say = Callable[[str, int, int], None]
 class Places:
     """What :func:`~k3lab.decode.evaluation.evaluate.evaluate` needs, and what its report must say of it."""
 
-    backends: dict[str, Callable[[int], Dispatcher]]
+    backends: dict[str, Callable[[], Dispatcher]]
     conditions: dict[str, Any]
     """Model, weights, GPU, bundle: what outputs depend on beside the problems."""
     notes: tuple[str, ...]
@@ -51,95 +48,83 @@ def weights_digest(checkpoint: Path | None, seed: int) -> str:
 
 
 def places(
-    card: ModelCard, *, checkpoint: Path | None, bundle: Finder | None, gpu: str, rows: int, seed: int, say: Say | None = None
+    card: ModelCard, group: Group, *, checkpoint: Path | None, bundle: Finder | None, gpu: str, rows: int, seed: int, context: int,
+    say: Say | None = None,
 ) -> Places:  # fmt: skip
     """Load the weights, once for both.
 
     Args:
         card: the model.
+        group: whose ranks answer together; each calls this.
         checkpoint: a folder in the published form; None: random weights of that seed.
         bundle: what ``latency_specialized`` runs; without one, or where an entry is missing, ``auto``'s operators do.
         gpu: whose entries are meant where no GPU is here.
         rows: requests in a step at most.
         seed: of random weights.
+        context: tokens of a request at most, prompt and output.
         say: is told how far it is.
 
     Raises:
-        InputError: a checkpoint that cannot be read.
+        InputError: a checkpoint that cannot be read, or more than fits here.
     """
-    import torch
-
     from ..auto import AutoOperators
+    from ..backends import backend_of
+    from ..bench.places import weights_here
     from ..bench.reports import bundled
+    from ..fitting import fitting_here
+    from ..memory import check_memory
     from ..operators import ReferenceOperators
+    from ..run import usable_choices
+    from ..run_options import RunOptions
+    from ..run_places import known_gpu
 
-    device = discover()
-    where = f"cuda:{device.index}" if device else "cpu"
-    weights = _weights(card, checkpoint, where, seed, say)
-    auto: Any = AutoOperators(card, dtype=weights.dtype, device=where)
+    device, tell = group.device, say if say and group.rank == 0 else lambda _what, _done, _of: None
+    options = RunOptions(
+        tp=group.size, rows=rows, backend="latency_specialized", seed=seed, gpu=gpu, checkpoint=checkpoint
+    )
+    check_memory(card, group.size, device, whole=checkpoint is None, requests=rows, context=context)
     notes = [] if checkpoint else [f"random weights (seed {seed}): scores say nothing of the model"]
-    scope, known, choices = None, None, tuple[Choice, ...]()
-    specialized: Callable[[int], Operators]
+    known, choices = None, tuple[Choice, ...]()
+    if device is not None:
+        known = known_gpu(options, device)
+        wanted = partial(
+            choose, card, tp=group.size, rows=rows, gpu=known, only=TUNED_FAMILIES, objective="measured", command=("eval",),
+            form=StepForm(context=context),
+        )  # fmt: skip
+        bundle = fitting_here(bundle, wanted(bundle=bundle), group)
+        choices = usable_choices(wanted(bundle=bundle), options, device)
+    weights = weights_here(card, options, group.comm, group, tell)
+    auto: Any
+    used: Any
     if device is None:
         notes.append("no GPU: latency_specialized is the twins, auto is PyTorch on the CPU; no kernel is judged")
-        twins = ReferenceOperators(card)
-        specialized = lambda _rows: twins  # noqa: E731
+        auto, used, scope = AutoOperators(card, dtype=weights.dtype, device="cpu"), ReferenceOperators(card), None
     else:
-        from ...kernels.launch import unfit
-        from ..fitting import fitting
-        from ..tuned import TunedOperators
-
-        known = device.card.name if device.card else gpu
-        wanted = partial(
-            choose, card, tp=1, rows=rows, gpu=known, only=TUNED_FAMILIES, objective="measured", command=("eval",)
-        )
-        if device.card:
-            bundle = fitting(bundle, wanted(bundle=bundle), None, lambda compiled: unfit(compiled, where))
-        choices = wanted(bundle=bundle)
-        tuned = TunedOperators(card, choices, dtype=weights.dtype, device=where)
-        tuned.take(weights)
-        scope, specialized = group_scope([here(card, device, bundle, tp=1)]), lambda _rows: tuned
+        made = backend_of(card, options, choices, weights, group, bundle)
+        auto, used, scope = made.auto, made.used, made.scope
         notes.append(
             "kernels are launched one by one, in no captured graph: the same kernels, and no step time is told"
         )
 
-    def make(backend: str, context: int) -> Dispatcher:
-        return _dispatcher(backend, context, weights, rows, auto, specialized, scope, torch.bfloat16)
+    def make(backend: str) -> Dispatcher:
+        from ..caches import DecodeCache
+        from ..dispatch import Dispatcher
+
+        cache = DecodeCache(
+            card, tp=group.size, max_requests=rows, max_context=context, dtype=weights.dtype, device=weights.device,
+            block_size=BLOCK_SIZE,
+        )  # fmt: skip
+        if scope is None:  # the twins serve every step
+            return Dispatcher(weights, cache, group.comm, auto=auto if backend == "auto" else used)
+        return Dispatcher(
+            weights, cache, group.comm, auto=auto, specialized=lambda _rows: used, scope=scope, backend=backend,
+        )  # fmt: skip
 
     conditions = {
-        "model": card.name, "weights": weights_digest(checkpoint, seed), "tp": 1, "device": device.name if device else "cpu",
+        "model": card.name, "weights": weights_digest(checkpoint, seed), "tp": group.size, "device": device.name if device else "cpu",
         "gpu": known, "bundle": f"{digest(bundle)} {bundle.path}" if bundle else None,
     }  # fmt: skip
     return Places(
         {name: partial(make, name) for name in ("auto", "latency_specialized")},
         conditions, tuple(notes), bundled(bundle, choices),
-    )  # fmt: skip
-
-
-def _weights(card: ModelCard, checkpoint: Path | None, where: str, seed: int, say: Say | None) -> RankWeights:
-    import torch
-
-    told = (lambda done, of: say("weights", done, of)) if say else None
-    if checkpoint:
-        from ..checkpoint.load import load_rank
-
-        return load_rank(checkpoint, tp=1, rank=0, device=where, card=card, progress=told)
-    from ..random_weights import random_rank_weights
-
-    return random_rank_weights(card, seed=seed, dtype=torch.bfloat16, device=where, tp=1, progress=told)
-
-
-def _dispatcher(
-    backend: str, context: int, weights: RankWeights, rows: int, auto: Any, specialized: Any, scope: Any, dtype: torch.dtype
-) -> Dispatcher:  # fmt: skip
-    from ...kernels.collectives import SingleRank
-    from ..caches import DecodeCache
-    from ..dispatch import Dispatcher
-
-    cache = DecodeCache(weights.card, max_requests=rows, max_context=context, dtype=dtype, device=weights.device)
-    if scope is None and backend != "auto":  # the twins serve every step
-        return Dispatcher(weights, cache, SingleRank(), auto=specialized(rows))
-    return Dispatcher(
-        weights, cache, SingleRank(), auto=auto, specialized=specialized, scope=scope if backend != "auto" else None,
-        backend=backend,
     )  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,19 @@ def test_a_small_file_concludes_nothing_and_says_so(
     assert "no kernel is judged" in text and "inconclusive" in text
     assert run([*call, "--seed", "1"]) == 2
     assert "of another evaluation: its seed is 0, now 1" in capsys.readouterr().err
+
+
+def test_ranks_under_torchrun_answer_together(problems: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    call = ["decode", "eval", str(problems), "--tokens", "2", "--rows", "3", "--out", str(kept), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "k3lab.cli.main", *call],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    data = json.loads(done.stdout)  # one of them prints
+    assert data["settings"]["tp"] == 2 and data["ranks"] == "2 processes over gloo"
+    assert data["scores"]["tokens"]["problems"] == 3 and sum(map(bool, kept.read_text().splitlines())) == 1 + 2 * 3
 
 
 def test_what_ended_before_a_signal_is_kept_and_gone_on_from(
@@ -82,6 +97,9 @@ def test_a_second_run_is_kept_out_and_told_of_the_first(
         (["--stop", "x"], "speak of text"),
         (["--tokenizer", "nowhere"], "cannot read the tokenizer"),
         (["--accept", "predicted"], "give the bundle"),
+        (["--tp", "2"], "torchrun --nproc-per-node 2 -m k3lab.cli.main decode eval"),
+        (["--tp", "3"], "TP 3"),
+        (["--transport", "loopback", "--tp", "2"], "loopback is for one rank alone; answers come from all ranks"),
     ],
 )
 def test_wrong_calls_are_one_line(

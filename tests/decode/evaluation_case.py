@@ -18,7 +18,7 @@ from k3lab.decode.packing import pack
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import ModelCard
-from k3lab.kernels.collectives import SingleRank
+from k3lab.kernels.collectives import Collectives, SingleRank
 
 ROWS = 4
 ANSWER = 6
@@ -36,16 +36,20 @@ class Faulty(ReferenceOperators):
         return torch.cat([out[:, : out.shape[1] // 2], torch.zeros_like(out[:, out.shape[1] // 2 :])], dim=1)
 
 
-def dispatcher(weights: RankWeights, operators: Any, context: int, rows: int = ROWS) -> Dispatcher:
-    cache = DecodeCache(weights.card, max_requests=rows, max_context=context, dtype=weights.dtype)
-    return Dispatcher(weights, cache, SingleRank(), auto=operators)
+def dispatcher(
+    weights: RankWeights, operators: Any, context: int, rows: int = ROWS, comm: Collectives | None = None
+) -> Dispatcher:
+    cache = DecodeCache(weights.card, tp=weights.tp, max_requests=rows, max_context=context, dtype=weights.dtype)
+    return Dispatcher(weights, cache, comm or SingleRank(), auto=operators)
 
 
-def backends(weights: RankWeights, second: type = ReferenceOperators) -> dict[str, Callable[[int], Dispatcher]]:
+def backends(
+    weights: RankWeights, second: type = ReferenceOperators, context: int = 16
+) -> dict[str, Callable[[], Dispatcher]]:
     auto = AutoOperators(weights.card, dtype=weights.dtype, device=weights.device)
     return {
-        "auto": lambda context: dispatcher(weights, auto, context),
-        "latency_specialized": lambda context: dispatcher(weights, second(weights.card), context),
+        "auto": lambda: dispatcher(weights, auto, context),
+        "latency_specialized": lambda: dispatcher(weights, second(weights.card), context),
     }
 
 

@@ -6,23 +6,29 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from k3lab.decode.auto import AutoOperators
 from k3lab.decode.evaluation.evaluate import EvalOptions, Record, cases, evaluate
 from k3lab.decode.evaluation.generate import generate
 from k3lab.decode.evaluation.outputs import Asked
 from k3lab.decode.evaluation.places import places
 from k3lab.decode.evaluation.problems import ProblemFile, read_problems
+from k3lab.decode.group import Group
 from k3lab.decode.operators import ReferenceOperators
-from k3lab.decode.sharding import ModelTensors
+from k3lab.decode.packing import pack
+from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import InputError, ModelCard
 from k3lab.kernels.bundle.reader import Bundle
+from k3lab.kernels.collectives import Collectives, SingleRank, run_virtual_ranks
 
 from .evaluation_case import ANSWER, ROWS, Faulty, backends, dispatcher, prompts, weights_of, write_problems
 
 COUNT = 14
+ALONE = Group(0, 1, SingleRank(), "one rank", None)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,9 @@ def test_what_is_kept_is_of_one_bundle_whatever_lies_at_its_path_later(
     told = []
     for rows in (4, 8):  # another one at the same path
         path = write_bundle(tiny, tp=1, rows=rows)
-        here = places(tiny, checkpoint=None, bundle=Bundle.load(path, True), gpu="GB300", rows=1, seed=0)
+        here = places(
+            tiny, ALONE, checkpoint=None, bundle=Bundle.load(path, True), gpu="GB300", rows=1, seed=0, context=8
+        )
         assert here.bundle and here.bundle["evidence"] == {"predicted": 2}
         assert here.conditions["bundle"] == f"{here.bundle['digest']} {path}"
         told.append(here.conditions["bundle"])
@@ -125,6 +133,79 @@ def test_what_ended_before_an_interruption_is_not_run_again(
     assert len(lines) == 2 * COUNT == len({(one["backend"], one["problem"]) for one in lines})
     with pytest.raises(InputError, match="of another evaluation: its seed is 0, now 1"):
         Record(path, {**settings, "seed": 1})
+
+
+def of_a_group(comm: Collectives, tensors: ModelTensors, card: ModelCard, second: type = ReferenceOperators) -> Any:
+    """Backends of a rank, and how many dispatchers were made."""
+    weights = pack(shard(tensors, card, tp=comm.size, rank=comm.rank), card, tp=comm.size, rank=comm.rank)
+    made: list[str] = []
+
+    def make(name: str, operators: Any) -> Any:
+        made.append(name)
+        return dispatcher(weights, operators, 16, comm=comm)
+
+    own = AutoOperators(card, dtype=weights.dtype, device="cpu")
+    return {
+        "auto": lambda: make("auto", own),
+        "latency_specialized": lambda: make("latency_specialized", second(card)),
+    }, made
+
+
+def test_a_group_answers_as_one_rank_and_goes_on_from_what_rank_0_kept(
+    tiny: ModelCard, tiny_tensors: ModelTensors, weights: RankWeights, file: ProblemFile, tmp_path: Path
+) -> None:
+    few = ProblemFile(file.path, file.digest, file.problems[:10])
+    options = EvalOptions(tokens=2, rows=ROWS, margin=0.3)
+    alone = evaluate(few, options, backends(weights))
+    path, settings = tmp_path / "eval.jsonl", {"tokens": 2}
+
+    def ranks(comm: Collectives) -> Any:
+        own, made = of_a_group(comm, tiny_tensors, tiny)
+        record = Record(path, settings) if comm.rank == 0 else None
+        return evaluate(few, options, own, record=record, host=comm), made
+
+    (first, made), (other, others) = run_virtual_ranks(2, ranks)
+    assert first["scores"] == alone["scores"] and first["drift"] == alone["drift"] and other == {}
+    assert made == others == ["auto", "latency_specialized"]
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join(lines[:-1])
+    )  # the last output was not kept: rank 1, which keeps nothing, is told what was
+    (again, made), (_, others) = run_virtual_ranks(2, ranks)
+    assert made == others == ["latency_specialized"]
+    assert again["scores"] == first["scores"] and again["outputs_of_earlier_runs"] == 2 * 10 - 1
+
+
+def test_ranks_that_were_asked_otherwise_or_answer_otherwise_end(
+    tiny: ModelCard, tiny_tensors: ModelTensors, file: ProblemFile
+) -> None:
+    few = ProblemFile(file.path, file.digest, file.problems[:2])
+
+    def ranks(comm: Collectives, tokens: tuple[int, int], second: tuple[type, type]) -> None:
+        own, _ = of_a_group(comm, tiny_tensors, tiny, second[comm.rank])
+        evaluate(few, EvalOptions(tokens=tokens[comm.rank], rows=2), own, host=comm)
+
+    class Astray(ReferenceOperators):
+        """Its logits are those of another token."""
+
+        def lm_head(self, *given: Any) -> torch.Tensor:
+            return super().lm_head(*given).roll(1, dims=-1)
+
+    same = (ReferenceOperators, ReferenceOperators)
+    with pytest.raises(InputError, match="ranks have other problems or options"):
+        run_virtual_ranks(2, lambda comm: ranks(comm, (2, 3), same))
+    with pytest.raises(RuntimeError, match="some put out other tokens than rank 0 with latency_specialized"):
+        run_virtual_ranks(2, lambda comm: ranks(comm, (2, 2), (ReferenceOperators, Astray)))
+
+
+def test_a_kernel_that_gave_up_has_put_out_no_answer(weights: RankWeights) -> None:
+    class Late(ReferenceOperators):
+        def check(self) -> None:
+            raise RuntimeError("rank 3 did not come")
+
+    made = dispatcher(weights, Late(weights.card), 16)
+    with pytest.raises(RuntimeError, match="rank 3 did not come"):
+        list(generate(made, [Asked((1, 2), 0)], rows=1, most=3))
 
 
 @pytest.mark.parametrize("text", ["", "[1]\n", "{}\n", "none\n"])
