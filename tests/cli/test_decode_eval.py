@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from k3lab.cli.decode_inputs import kept_alone
 from k3lab.cli.main import run
 from k3lab.decode.evaluation.evaluate import Record
+from k3lab.decode.operators import ReferenceOperators
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,37 @@ def test_a_small_file_concludes_nothing_and_says_so(
     assert "no kernel is judged" in text and "inconclusive" in text
     assert run([*call, "--seed", "1"]) == 2
     assert "of another evaluation: its seed is 0, now 1" in capsys.readouterr().err
+
+
+def test_a_fault_in_one_backend_of_the_small_model_is_worse_and_exits_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, kept = tmp_path / "made.jsonl", tmp_path / "kept.jsonl"
+
+    def write(answers: dict[str, list[int]]) -> None:
+        made = [{"id": str(n), "prompt_ids": [n, 40 + n], "answer_ids": answers.get(str(n), [0])} for n in range(10)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in made))
+
+    write({})
+    call = ["decode", "eval", str(path), "--tokens", "2", "--rows", "10", "--margin", "0.4", "--json"]
+    assert run([*call, "--out", str(kept)]) == 0
+    capsys.readouterr()
+    outputs = [json.loads(line) for line in kept.read_text().splitlines()[1:] if line]
+    write({one["problem"]: one["tokens"] for one in outputs if one["backend"] == "auto"})
+    assert run(call) == 0
+    sound = json.loads(capsys.readouterr().out)["scores"]["tokens"]
+    assert sound["verdict"] != "worse" and sound["first"] == 1 and sound["second"] >= 0.7
+
+    inner = ReferenceOperators.kda
+
+    def half(self: ReferenceOperators, *given: Any) -> torch.Tensor:
+        out = inner(self, *given)
+        return torch.cat([out[:, : out.shape[1] // 2], torch.zeros_like(out[:, out.shape[1] // 2 :])], dim=1)
+
+    monkeypatch.setattr(ReferenceOperators, "kda", half)
+    assert run(call) == 1
+    faulty = json.loads(capsys.readouterr().out)["scores"]["tokens"]
+    assert faulty["verdict"] == "worse" and faulty["first"] == 1 and faulty["interval"][1] < 0
 
 
 def test_ranks_under_torchrun_answer_together(problems: Path, tmp_path: Path) -> None:
