@@ -106,7 +106,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
     shown = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
+    with Progress(*columns, console=shown, transient=True, disable=not shown.file.isatty()) as bar:
         task = bar.add_task("starting", total=None)
         before = ""
 

@@ -65,7 +65,7 @@ def study_figure(study: dict[str, Any]) -> Figure:
     figure.add_hline(
         y=floor,
         line={"color": GREEN, "dash": "dash"},
-        annotation_text=f"byte floor {floor:.1f} us ({study['bandwidth']})",
+        annotation_text=f"byte floor {floor:.2f} us ({study['bandwidth']})",
     )
     figure.update_xaxes(title="trial")
     figure.update_yaxes(title=f"{study['evidence']} time, us", rangemode="tozero")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 RED = "#c4422f"
+ABOVE = {"yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False}
+"""Words of a line, above the bars that it crosses."""
 
 
 def check_figure(title: str, cases: Sequence[Mapping[str, Any]]) -> Figure:
@@ -25,7 +27,10 @@ def check_figure(title: str, cases: Sequence[Mapping[str, Any]]) -> Figure:
         y=names, x=shares, orientation="h", marker={"color": [BLUE if case["ok"] else RED for case in shown]},
         hovertemplate="%{y}<br>%{x:.3g} of the bound<extra></extra>",
     )  # fmt: skip
-    figure.add_vline(x=1, line={"color": GREEN, "dash": "dash"}, annotation_text="bound")
+    figure.add_vline(x=1, line={"color": GREEN, "dash": "dash"})
+    figure.add_annotation(
+        x=0, text="bound", **ABOVE
+    )  # of a logarithmic axis annotations name the exponent, lines the value
     figure.update_layout(yaxis={"autorange": "reversed", "automargin": True})
     figure.update_xaxes(title="relative error over its bound", type="log")
     return plain(figure, title, height=140 + 26 * len(shown))
@@ -45,7 +50,8 @@ def time_figure(title: str, timing: Mapping[str, Any]) -> Figure:
         marker={"color": [colour for _, _, colour in bars]}, hovertemplate="%{y}<br>%{x:.2f} us<extra></extra>",
     )  # fmt: skip
     floor = timing["floor_us"]
-    figure.add_vline(x=floor, line={"color": GREEN, "dash": "dash"}, annotation_text=f"byte floor {floor:.2f} us")
+    figure.add_vline(x=floor, line={"color": GREEN, "dash": "dash"})
+    figure.add_annotation(x=floor, text=f"byte floor {floor:.2f} us", **ABOVE)
     figure.update_layout(yaxis={"autorange": "reversed", "automargin": True})
     figure.update_xaxes(title="us", rangemode="tozero")
     return plain(figure, title, height=180 + 30 * len(bars))
@@ -97,7 +103,8 @@ def slices_figure(title: str, found: Mapping[str, Sequence[Any]]) -> Figure:
         figure.add_scatter(x=[str(part.value) for part in found[name]], y=best, mode="lines", line={"color": ORANGE}, showlegend=False, **where)  # fmt: skip
         figure.update_xaxes(type="category", **where)
     figure.update_yaxes(title="us", col=1)
-    return plain(figure, title, height=120 + 210 * rows)
+    figure = plain(figure, title, height=150 + 210 * rows)
+    return figure.update_layout(margin_t=94)  # two lines of title, and the parameters' names below them
 
 
 def roofline_figure(title: str, roofs: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str, Any]]) -> Figure:
@@ -111,7 +118,7 @@ def roofline_figure(title: str, roofs: Sequence[Mapping[str, Any]], points: Sequ
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    ends = (0.5, 2000.0)
+    ends = (min([0.5, *(point["intensity"] for point in points)]), 2000.0)
     for roof, colour in zip(roofs, (BLUE, GREY, GREEN, ORANGE, RED), strict=False):
         ridge = roof["flops"] / roof["bandwidth"]
         x = [ends[0], ridge, max(ends[1], 2 * ridge)]

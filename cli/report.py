@@ -171,8 +171,9 @@ def page(data: dict[str, Any]) -> str:
     ]  # fmt: skip
     budgets = [data["budget_us"], *(None for _ in data["layers"][1:])]
     layers = [drawn(layer_figure(layer, budget)) for layer, budget in zip(data["layers"], budgets, strict=True)]
-    told = "measured, predicted" if data["roofline"]["points"] else "no times yet"
-    roofs = roofline_figure(f"times on record and of the studies: {told}", **data["roofline"])
+    told = dict.fromkeys(point["evidence"] for point in data["roofline"]["points"])
+    words = ", ".join(sorted(told)) or "no times yet"
+    roofs = roofline_figure(f"times on record and of the studies: {words}", **data["roofline"])
     template = templates.get_template("report.html.j2")
     values = {
         **data, "studies": studies, "records": records, "layer_figures": layers, "roofline_figure": drawn(roofs),

@@ -117,4 +117,4 @@ def live() -> Live | None:
     from IPython import get_ipython
 
     shell = get_ipython()
-    return Live() if shell is not None and type(shell).__name__ == "ZMQInteractiveShell" else None
+    return Live() if getattr(shell, "kernel", None) is not None else None  # a terminal's shell has no page to write on

@@ -26,6 +26,10 @@ def test_check_and_compile_and_predict() -> None:
     assert check["ok"]
     assert check["how"] == "interpreter"
     assert "pass" in check._repr_html_()
+    assert (check.figure.layout.annotations[0].x, check.figure.layout.shapes[0].x0) == (
+        0,
+        1,
+    )  # one place of a logarithmic axis
     kernel = lab.compile(arch="sm_90a")["kernels"][0]
     assert kernel["registers"] > 0
     assert lab.compile({"block_n": 16})["kernels"][0]["blocks"] > kernel["blocks"]

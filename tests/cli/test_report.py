@@ -42,6 +42,7 @@ def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: p
     assert '<b class="synthetic">pass (synthetic)</b>' in body
     assert 'class="word pass"' not in body  # no verdict of a synthetic trace looks like one of a real run
     assert "partly predicted: floors plus 1 predicted winner; without collectives and gaps" in body
+    assert 'times on record and of the studies: predicted"' in body  # no word of what is not there
     assert "the layer above is for" not in body
     assert len(re.findall(r"Plotly\.newPlot\(", body)) == 4  # roofline, study, what decided, layer
 

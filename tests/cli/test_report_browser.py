@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
@@ -14,6 +15,7 @@ from k3lab.cli.lab import open_lab
 from k3lab.kernels import SMALL_K3
 
 from .browser import Browser, chromium, find_chromium
+from .notebook_pictures import PICTURE, PLOT, add_pictures, open_plotly
 from .screenshots import HEIGHT, WIDTH, make_report, shoot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,3 +159,17 @@ def test_no_legend_covers_an_axis_title_on_a_phone(browser: Browser, report: tup
       return legend.getBoundingClientRect().top < title.getBoundingClientRect().bottom - 2;
     }).map(plot => plot.layout.title.text)"""
     assert browser.value(covered) == []
+
+
+def test_plots_of_a_notebook_get_their_pictures(browser: Browser, tmp_path: Path) -> None:
+    import plotly.graph_objects as go
+
+    figure = json.loads(go.Figure().add_bar(x=[1, 2], y=[3, 4]).update_layout(height=200).to_json())
+    outputs = [{"data": {PLOT: figure}}, {"data": {"text/plain": "x"}}, {"output_type": "stream", "text": "y"}]
+    notebook = {"cells": [{"outputs": outputs}, {}]}
+    open_plotly(browser, tmp_path)
+    assert add_pictures(browser, notebook) == add_pictures(browser, notebook) == 1
+    picture = base64.b64decode(outputs[0]["data"][PICTURE])  # type: ignore[index]
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", picture[16:24]) == (760, 200)
+    assert len(set(picture)) > 50 and "PNG" not in str(outputs[1:])
+    assert browser.complaints == []
