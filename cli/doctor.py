@@ -95,11 +95,32 @@ def _archs(ptxas: str | None) -> dict[str, Any]:
     return _item("architectures", not missing, found, "pip install a newer triton")
 
 
-def _gpu() -> tuple[dict[str, Any], int]:
+def _driver() -> dict[str, Any]:
+    """NVIDIA's driver, whether or not torch can use it."""
+    from ..kernels.device import driver_version
+
+    found = driver_version()
+    here = found != "unknown"
+    return _item(
+        "driver", here, found if here else "none", "install the NVIDIA driver where a GPU is; else none is needed"
+    )
+
+
+def _unusable(driver: bool) -> str:
+    """Why torch sees no GPU, and the cure."""
+    import torch
+
+    if not driver:
+        return "needs an NVIDIA driver; without one: check on the interpreter, compile, predicted tuning, twins, traces"
+    if torch.version.cuda is None:
+        return f"a driver is here, but torch {torch.__version__} is built without CUDA: install a CUDA build of it"
+    return f"a driver is here: it must be new enough for CUDA {torch.version.cuda}, and CUDA_VISIBLE_DEVICES name a GPU"
+
+
+def _gpu(driver: bool) -> tuple[dict[str, Any], int]:
     """The GPUs of this machine, and how many."""
     from ..kernels import env
 
-    needs = "needs an NVIDIA driver; without one: check on the interpreter, compile, predicted tuning, twins, traces"
     if env.no_gpu():
         return _item("GPU", False, "K3LAB_NO_GPU is set", "unset K3LAB_NO_GPU to measure"), 0
     try:
@@ -111,9 +132,9 @@ def _gpu() -> tuple[dict[str, Any], int]:
     except ImportError:
         return _item("GPU", False, "cannot look without torch", "pip install torch"), 0
     if not found:
-        return _item("GPU", False, "none that torch can use", needs), 0
+        return _item("GPU", False, "none that torch can use", _unusable(driver)), 0
     names = ", ".join(f"{device.name} ({device.arch}, {device.sms} SMs)" for device in found)
-    return _item("GPU", True, f"{names}; driver {found[0].driver}"), len(found)
+    return _item("GPU", True, names), len(found)
 
 
 def _plug_ins() -> list[dict[str, Any]]:
@@ -154,13 +175,14 @@ def _folders() -> list[dict[str, Any]]:
 
 
 def diagnose() -> dict[str, Any]:
-    """Everything the command prints. Only GPUs, profilers and other packages' families may fail on a healthy machine."""
+    """Everything the command prints. Only driver, GPUs, profilers and other packages' families may fail on a healthy machine."""
     python = _item("Python", sys.version_info >= (3, 11), platform.python_version(), "install Python 3.11 or newer")
     tools = _tools()
     ptxas = next((item["found"] for item in tools if item["name"] == "ptxas" and item["ok"]), None)
     required = [python, *_packages(), *tools, _archs(ptxas), *_folders()]
-    gpu, count = _gpu()
-    items = [*required, *_profilers(), *_plug_ins(), gpu, *(gpu_items(count) if count else [])]
+    driver = _driver()
+    gpu, count = _gpu(driver["ok"])
+    items = [*required, *_profilers(), *_plug_ins(), driver, gpu, *(gpu_items(count) if count else [])]
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),

@@ -84,6 +84,30 @@ def test_it_says_what_works_without_a_gpu(capsys: pytest.CaptureFixture[str]) ->
     assert "No GPU here: everything but measuring works." in shown
 
 
+@pytest.mark.parametrize(
+    ("driver", "cuda", "cure"),
+    [
+        ("unknown", None, "needs an NVIDIA driver; without one: "),
+        ("580.1", None, "is built without CUDA: install a CUDA build of it"),
+        ("580.1", "13.0", "it must be new enough for CUDA 13.0, and CUDA_VISIBLE_DEVICES name a GPU"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_has_the_cure_that_fits(driver: str, cuda: str | None, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    import torch
+    from k3lab.kernels import device
+
+    monkeypatch.delenv("K3LAB_NO_GPU", raising=False)
+    monkeypatch.setattr(device, "driver_version", lambda: driver)
+    monkeypatch.setattr(device, "discover", lambda index=0: None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    data = doctor.diagnose()
+    items = {item["name"]: item for item in data["items"]}
+    assert (items["driver"]["ok"], items["driver"]["found"]) == (
+        (True, driver) if driver != "unknown" else (False, "none")
+    )
+    assert cure in items["GPU"]["cure"] and data["healthy"]
+
+
 def test_a_missing_part_is_named_with_what_it_stops() -> None:
     items = [{"name": "ptxas", "ok": False}, {"name": "torch", "ok": True}]
     stopped = {line["what"]: line["missing"] for line in doctor.works(items) if not line["ok"]}
