@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 LAYER_ROWS = "1-8,12,16,24,32,48,64"
-"""Row counts where only the default of one is given."""
+"""Row counts where none are named."""
 
 
 def duration(text: str) -> float:
@@ -34,7 +34,7 @@ def duration(text: str) -> float:
 
 
 def tune_all(
-    model: str, tp: int, rows: str, kind: str | None, gpu: str | None, objective: str | None, trials: int, seed: int,
+    model: str, tp: int, rows: str | None, kind: str | None, gpu: str | None, objective: str | None, trials: int, seed: int,
     compile_limit: float, measure_limit: float, jobs: int | None, gpus: int, for_s: float | None, storage: str | None, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     """Tune a layer, print what became of each problem, and end.
@@ -56,7 +56,7 @@ def tune_all(
         raise InputError("--layer tunes all kinds: leave --kind out")
     card, aim = target(gpu, objective)
     request = LayerRequest(
-        model_card(model), tp, tuple(numbers(LAYER_ROWS if rows == "8" else rows, "--rows")), card, aim, trials,  # type: ignore[arg-type]
+        model_card(model), tp, tuple(numbers(LAYER_ROWS if rows is None else rows, "--rows")), card, aim, trials,  # type: ignore[arg-type]
         tuple(family(name) for name in family_names()), seed=seed, limits=Limits(compile_s=compile_limit, measure_s=measure_limit),
         jobs=default_jobs() if jobs is None else jobs, gpus=gpus, for_s=for_s, shared=Shared(storage) if storage else None,
     )  # fmt: skip

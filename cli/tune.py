@@ -164,7 +164,9 @@ def register(app: typer.Typer) -> None:
     def tune_command(
         family: Annotated[str | None, typer.Argument(metavar="FAMILY", help="Family, as `k3lab kernels` lists it; none with --layer.")] = None,
         tp: Tp = 16,
-        rows: Annotated[str, typer.Option("--rows", help="Token rows in the step, 1 to 64; with --layer a list such as 1-8,16,64.")] = "8",
+        rows: Annotated[
+            str | None, typer.Option("--rows", help="Token rows in the step, 1 to 64 (default: 8); with --layer a list (default: 1-8,12,16,24,32,48,64).")
+        ] = None,
         kind: Kind = None,
         model: Model = "k3",
         gpu: Gpu = None,
@@ -217,7 +219,7 @@ def register(app: typer.Typer) -> None:
         if family is None:
             raise InputError("name a family (`k3lab kernels` lists them), or --layer for all")
         request = make_request(
-            family, model, tp, one_number(rows), kind, gpu, engine, objective, None if storage else study, seed, compile_limit,
+            family, model, tp, 8 if rows is None else one_number(rows), kind, gpu, engine, objective, None if storage else study, seed, compile_limit,
             measure_limit, trials, fix, jobs, gpus,
         )  # fmt: skip
         if storage and fresh:

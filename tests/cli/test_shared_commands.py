@@ -80,3 +80,23 @@ def test_wrong_calls_are_one_line(arguments: tuple[str, ...], words: str, capsys
     assert main.run(arguments) == 2
     seen = capsys.readouterr()
     assert words in seen.err and seen.err.count("\n") == 1 and not seen.out
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [((), (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)), (("--rows", "8"), (8,)), (("--rows", "2,4"), (2, 4))],
+)
+def test_a_layer_is_tuned_for_the_rows_that_are_named(
+    words: tuple[str, ...], rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from k3lab.tuning import layer
+
+    asked: list[Any] = []
+
+    def tune_layer(request: Any, say: Any) -> dict[str, Any]:
+        asked.append(request)
+        return {"gpu": "GB300", "evidence": "predicted", "tp": request.tp, "ended": "done", "queue": []}
+
+    monkeypatch.setattr(layer, "tune_layer", tune_layer)
+    assert run(capsys, "tune", "--layer", "--objective", "predicted", "--gpu", "gb300", *words)["ended"] == "done"
+    assert asked[0].rows == rows
