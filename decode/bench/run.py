@@ -131,7 +131,7 @@ def _bench(
     )
     alike = conditions(
         card, options, gpu=device.name if device else "cpu", gpus=group.size if group and group.host else 1,
-        transport=_transport(options, group), workload=asked(options, rounds),
+        transport=transport_of(options, group), workload=asked(options, rounds),
     ).to_json()  # fmt: skip
     point = named(preset, card, options)
     reports = {
@@ -152,7 +152,8 @@ def _bench(
     }  # fmt: skip
 
 
-def _transport(options: RunOptions, group: Group | None) -> str:
+def transport_of(options: RunOptions, group: Group | None) -> str:
+    """What carried the ranks' messages, for the conditions."""
     if options.tp == 1:
         return "none"
     if group is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import InputError, ModelCard
+from ...kernels.collectives import StandIn
 from ...kernels.device import Device, discover
 from ...kernels.mla.family import BLOCK_SIZE
 from ..choices import Choice, Finder, StepForm, choose
@@ -26,7 +27,7 @@ from ..traffic.sessions import Traffic
 from .measures import BY_LAYER
 from .presets import Preset
 from .reports import Folder, between, bundled, conditions, drafting, evidence, named
-from .run import BOTH, check_bundle, write_reports
+from .run import BOTH, check_bundle, transport_of, write_reports
 
 if TYPE_CHECKING:
     from ..backends import Backend
@@ -112,22 +113,20 @@ def _warm(dispatcher: Dispatcher) -> None:
     from ..dispatch import StepWork
 
     cache, comm = dispatcher.cache, dispatcher.comm
-    slot, token = cache.add(), comm.rank * dispatcher.weights.embed.shape[0]
+    # one that a rank alone embeds; ranks of a group are all given the same
+    slot, token = cache.add(), comm.rank * dispatcher.weights.embed.shape[0] if isinstance(comm, StandIn) else 0
     dispatcher.run(StepWork(prompts={slot: [token] * min(WARM_TOKENS, cache.max_context)}))
     cache.release(slot)
 
 
 def check_traffic(
     card: ModelCard, options: RunOptions, traffic: Traffic, handling: Handling, group: Group | None
-) -> Group:
-    """The group that replays: one rank. Nothing was made.
-
-    Raises:
-        InputError: traffic that cannot be replayed here.
-    """
-    if group is None or group.host is not None:
+) -> None:
+    """Raise InputError for traffic that cannot be replayed by this process' rank, alone or one of torchrun's; nothing was made."""
+    if group is None:
         raise InputError(
-            f"sessions are replayed by one rank: of {options.tp} give one alone with --rank and --of, or --tp 1"
+            f"sessions are replayed by a process a rank: torchrun --nproc-per-node {options.tp} -m k3lab.cli.main decode bench,"
+            " or one rank alone with --rank and --of"
         )
     handling.check()
     if group.alone:
@@ -142,7 +141,6 @@ def check_traffic(
         card, options.tp, group.device, whole=options.checkpoint is None, requests=options.rows,
         context=-(-(traffic.context + options.drafts) // options.dcp), verify=options.drafts + 1, one_rank=group.alone,
     )  # fmt: skip
-    return group
 
 
 def run_traffic(
@@ -167,24 +165,37 @@ def run_traffic(
     Raises:
         InputError: what cannot be run here; nothing was run.
     """
-    from ..caches import DecodeCache
-    from ..run import head_lines, usable_choices
-    from .places import backend_here, weights_here
-
     how, tell = handling or Handling(), say or (lambda _what, _done, _of: None)
     options.check(card)
     check_bundle(bundle, names)
     device = discover()
-    group = check_traffic(
-        card, options, traffic, how, join(options.tp, device, rank=options.rank, transport=options.transport)
-    )
+    group = join(options.tp, device, rank=options.rank, transport=options.transport)
+    try:
+        check_traffic(card, options, traffic, how, group)
+        assert group
+        return _replay(card, options, traffic, names, how, bundle, preset, out, environment, tell, group)
+    finally:
+        if group:
+            group.close()
+
+
+def _replay(
+    card: ModelCard, options: RunOptions, traffic: Traffic, names: Sequence[str], how: Handling, bundle: Finder | None,
+    preset: Preset | None, out: Path | None, environment: Mapping[str, Any] | None, say: Say, group: Group,
+) -> dict[str, Any]:  # fmt: skip
+    from ..caches import DecodeCache
+    from ..run import head_lines, usable_choices
+    from .places import backend_here, weights_here
+
+    device, first = group.device, group.rank == 0 or group.alone
+    tell = say if first else lambda _what, _done, _of: None
     wanted: tuple[Choice, ...] = ()
     if "latency_specialized" in names:
         wanted = _choices(card, options, traffic, bundle, device)
         bundle = fitting_here(bundle, wanted, group)
         wanted = _choices(card, options, traffic, bundle, device)
     choices = usable_choices(wanted, options, device)
-    folder = Folder(out, names, "turns")
+    folder = Folder(out if first else None, names, "turns")
     files = {name: Turns(folder.kept(name) if folder.path else None) for name in names}
     weights = weights_here(card, options, group.comm, group, tell)
     drafter, ran = list[Any](), {}
@@ -196,11 +207,12 @@ def run_traffic(
         )  # fmt: skip
         _warm(backend.dispatcher(weights, cache, group.comm, own, tell))
         dispatcher = backend.dispatcher(weights, cache, group.comm, own, tell)
-        ran[name] = replay_backend(
-            dispatcher, traffic, rows=options.rows, keep_bytes=int(how.keep_gb * 1e9), reuse=how.reuse,
+        replayed = partial(
+            replay_backend, dispatcher, traffic, rows=options.rows, keep_bytes=int(how.keep_gb * 1e9), reuse=how.reuse,
             real_pauses=how.real_pauses, kept=files[name].add, done=partial(tell, f"{name} turns"),
-            steps=_steps(card, own, backend, drafter),
+            steps=_steps(card, own, backend, drafter), host=group.host,
         )  # fmt: skip
+        ran[name] = group.together("the replay", replayed)
         ran[name]["operators"] = backend.used.name
         backend.check()
     notes = [
@@ -210,7 +222,7 @@ def run_traffic(
     if any(session.name.startswith("synthetic-") for session in traffic.sessions):
         notes.append("SYNTHETIC traffic: made-up sessions")
     alike = conditions(
-        card, options, gpu=device.name if device else NO_GPU, gpus=1, transport="loopback" if group.alone else "none",
+        card, options, gpu=device.name if device else NO_GPU, gpus=group.size if group.host else 1, transport=transport_of(options, group),
         workload=f"{traffic.digest} rows {options.rows} {how.words}",
     ).to_json()  # fmt: skip
     missing = dict.fromkeys(("step time", *BY_LAYER, *(["drafter time"] if options.drafts else [])), MANY)
@@ -231,7 +243,7 @@ def run_traffic(
         "reports": reports,
         "between": between(reports),
         "notes": notes,
-        "rank": 0,
+        "rank": group.rank,
         "preset": point,
         "unwritten": unwritten,
     }

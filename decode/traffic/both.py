@@ -14,6 +14,7 @@ from .seen import USERS, Wanted, seen
 from .sessions import Traffic
 
 if TYPE_CHECKING:
+    from ...kernels.collectives import Collectives
     from ..dispatch import Dispatcher
     from .replay import Served
     from .steps import Steps
@@ -33,14 +34,17 @@ MEASURES: Wanted = {
 def replay_backend(
     dispatcher: Dispatcher, traffic: Traffic, *, rows: int, keep_bytes: int, reuse: bool, real_pauses: bool,
     kept: Callable[[Served], None] | None = None, done: Callable[[int, int], None] | None = None,
-    steps: Callable[[Dispatcher], Steps] | None = None,
+    steps: Callable[[Dispatcher], Steps] | None = None, host: Collectives | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Replay once; what users saw, and what the tuned path left to ``auto``. ``kept`` gets every turn as it ends."""
+    """Replay once; what users saw, and what the tuned path left to ``auto``. ``kept`` gets every turn as it ends.
+
+    ``host``: of a group, whose ranks all call this.
+    """
     from .replay import Replay
     from .steps import PlainSteps
 
     replay = Replay(
-        dispatcher, traffic, rows=rows, clock=WallClock(real_pauses=real_pauses), keep_bytes=keep_bytes, reuse=reuse, done=done,
+        dispatcher, traffic, rows=rows, clock=WallClock(real_pauses=real_pauses, host=host), keep_bytes=keep_bytes, reuse=reuse, done=done,
         steps=steps or PlainSteps,
     )  # fmt: skip
     turns: list[Served] = []

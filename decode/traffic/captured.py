@@ -57,6 +57,7 @@ class CapturedPlainSteps(PlainSteps):
         if self._held != [*self._last.items()]:
             graph.begin(slots, torch.tensor([*self._last.values()]))
         out = dict(zip(slots, graph.step(), strict=True))
+        graph.operators.check()
         self._served.note(len(slots))
         self._last.update({slot: token for slot, (token,) in out.items()})
         self._held = [*self._last.items()]
@@ -88,8 +89,9 @@ class CapturedDraftedSteps(DraftedSteps):
         if [*map(id, own)] != [*map(id, self._held)]:
             self._graphs.begin(slots, [one.last for one in own], [one.seed for one in own])
             self._held = [*own]
-        made = {}
-        for one, out in zip(own, self._graphs.step(), strict=True):
+        made, stepped = {}, self._graphs.step()
+        self._served.operators(len(own)).check()
+        for one, out in zip(own, stepped, strict=True):
             kept = out[: most[one.slot]]
             if len(kept) < len(out):  # its turn ends here: what lies beyond never happened
                 cache.cut(one.slot, len(out) - len(kept))

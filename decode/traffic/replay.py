@@ -3,7 +3,8 @@
 A turn that is due takes a free row, in order of being due. What its session had before is put back where it was kept
 (KV rows and KDA state), else computed again and counted. Its prompt is then prefilled whole, while the others wait; a
 step decodes all rows. A turn that ends leaves its row, and its context is kept in host memory until the next one.
-Every turn decodes as many tokens as the file says, whatever they are; with drafts its last step is cut to them.
+Every turn decodes as many tokens as the file says, whatever they are; with drafts its last step is cut to them. Of a group every
+rank replays; they do the same in the same order, since one time decides (:meth:`~k3lab.decode.traffic.clock.Clock.shared`).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class Replay:
                 self._step()
 
     def _begin_due(self) -> None:
-        while self._waiting and len(self._live) < self._rows and self._waiting[0][0] <= self._clock.now():
+        while self._waiting and len(self._live) < self._rows and self._waiting[0][0] <= self._clock.shared():
             due, index, turn = heapq.heappop(self._waiting)
             self._begin(self._traffic.sessions[index], turn, due)
 
@@ -200,7 +201,7 @@ class Replay:
 
     def _leave(self, slot: int) -> Served:
         one, cache = self._live.pop(slot), self._dispatcher.cache
-        ended = self._clock.now()
+        ended = self._clock.shared()
         self.how.leave(slot)
         # the last token was put out and not yet seen: the next turn's prompt begins with it
         self._history[one.session.name] += one.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -138,6 +139,31 @@ def test_sessions_go_through_both_backends_with_drafts(tmp_path: Path, capsys: p
     assert run(["decode", "compare", str(out / "auto.json"), str(out / "latency_specialized.json")]) == 1
 
 
+def test_ranks_under_torchrun_replay_sessions_together(tmp_path: Path) -> None:
+    file, out = tmp_path / "t.jsonl", tmp_path / "out"
+    file.write_text(
+        '{"session": "a", "turns": [{"prompt": 3, "output": 3}, {"pause_s": 2, "prompt": 1, "output": 2}]}\n'
+        '{"session": "b", "start_s": 0.1, "turns": [{"prompt": 2, "output": 4}]}\n'
+    )
+    call = ["decode", "bench", "--workload", str(file), "--tp", "2", "--rows", "2", "--out", str(out), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "k3lab.cli.main", *call],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = json.loads(done.stdout)["reports"]  # one of them prints and keeps
+    assert reports(out).keys() == told.keys()
+    for name, report in told.items():
+        assert (report["conditions"]["tp"], report["conditions"]["gpus"], report["conditions"]["transport"]) == (
+            2,
+            2,
+            "gloo",
+        )
+        assert report["ranks"] == "2 processes over gloo"
+        assert report["seen"]["output_tokens"] == 9 and report["seen"]["reused_tokens"] == 5
+        assert len((out / f"{name}.turns.jsonl").read_text().splitlines()) == 3
+
+
 def test_a_rank_alone_replays_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text('{"session": "a", "turns": [{"prompt": 3, "output": 3}, {"prompt": 1, "output": 2}]}\n')
@@ -209,8 +235,11 @@ def test_wrong_calls_are_one_line(words: list[str], said: str, capsys: pytest.Ca
     [
         (["--keep-gb", "-1"], "keep-gb is -1"),
         (["--tokens", "3"], "--tokens speaks of batches"),
-        (["--tp", "2"], "sessions are replayed by one rank"),
-        (["--preset", "agentx-1", "--model", "small"], "sessions are replayed by one rank"),
+        (["--tp", "2"], "sessions are replayed by a process a rank: torchrun --nproc-per-node"),
+        (
+            ["--preset", "agentx-1", "--model", "small"],
+            "sessions are replayed by a process a rank: torchrun --nproc-per-node",
+        ),
         (["--rank", "1", "--of", "2", "--drafts", "2"], "drafts need the whole group"),
         (["--backend", "auto", "--bundle", "no/bundle"], "no/bundle"),
         (["--preset", "plain-1"], "runs batches"),

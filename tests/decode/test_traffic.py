@@ -45,6 +45,8 @@ class Costs:
     def now(self) -> float:
         return self.at
 
+    shared = now
+
     def pass_until(self, moment: float) -> None:
         self.at = max(self.at, moment)
 
