@@ -39,8 +39,11 @@ def render_rechecked(console: Console, data: dict[str, Any]) -> None:
     """Print old and new times."""
     from rich.table import Table
 
-    if not data["rechecked"]:
+    if data["ended"] == "interrupted":
+        console.print("interrupted: what is below is kept, the other entries are as they were", markup=False)
+    elif not data["rechecked"]:
         console.print(f"{data['path']}: no measured entry is stale on {data['gpu']}", markup=False)
+    if not data["rechecked"]:
         return
     table = Table("entry", "old us", "new us", "noise", "verdict", "flip", title=f"measured again on {data['gpu']}")
     for one in data["rechecked"]:
@@ -115,7 +118,7 @@ def verify_command(
     if stale:
         done = recheck(path, say=_say(as_json))
         emit(done, as_json, render_rechecked)
-        raise typer.Exit(1 if done["regressions"] else 0)
+        raise typer.Exit(130 if done["ended"] == "interrupted" else 1 if done["regressions"] else 0)
     bundle, device = Bundle.load(path), discover()
     keys = [
         state_of(entry.model, device=device if device and device.arch == entry.model.arch else None)

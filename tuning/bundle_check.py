@@ -22,6 +22,7 @@ from .choose import LEAST_BAND
 from .compiling import compiler_versions
 from .environment import environment
 from .jobs import DEFAULT_EVALUATOR, Job, Kind, find_family, location_of
+from .stop import Stop
 from .supervisor import Limits
 from .workers import Workers
 
@@ -78,11 +79,12 @@ def recheck(
 ) -> dict[str, Any]:  # fmt: skip
     """Check and time again every measured entry that was made under other conditions than those here.
 
-    What comes out is appended to the entry (``rechecks``); what it held stays as it was.
+    What comes out is appended to the entry (``rechecks``); what it held stays as it was. SIGINT and SIGTERM end it after the
+    running entry, and what was found by then is kept.
 
     Returns:
         JSON-able: an object an entry with ``old_us``, ``new_us``, ``noise`` (relative), ``verdict`` (``same``, ``faster``,
-        ``regression``, ``wrong`` or ``refused``), and ``flip``, the config that beats it now.
+        ``regression``, ``wrong`` or ``refused``), and ``flip``, the config that beats it now; ``ended`` is ``done`` or ``interrupted``.
 
     Raises:
         InputError: no bundle, no GPU, or the bundle cannot be written.
@@ -91,12 +93,21 @@ def recheck(
     here = environment(device)
     results: list[dict[str, Any]] = []
     entries: list[EntryModel] = []
-    with Workers(limits, measured=True, evaluator=evaluator, jobs=1) as workers:
+    stop = Stop()
+    with stop.listening(), Workers(limits, measured=True, evaluator=evaluator, jobs=1) as workers:
         for one in bundle.entries:
             entry = one.model
-            owner = Owner.of(entry, families)
-            found = owner.against(device)
-            if entry.evidence is not Evidence.MEASURED or not found:
+            if stop.asked or entry.evidence is not Evidence.MEASURED:
+                entries.append(entry)
+                continue
+            try:
+                owner = Owner.of(entry, families)
+                found = owner.against(device)
+            except InputError as error:  # a family or engine that is not here
+                entries.append(entry)
+                results.append({"entry": entry.label(), "because": [], "verdict": "refused", "reason": str(error)})
+                continue
+            if not found:
                 entries.append(entry)
                 continue
             say(f"{entry.label()}: {'; '.join(map(str, found))}")
@@ -125,6 +136,7 @@ def recheck(
         "rechecked": results,
         "regressions": len(bad),
         "entries": len(entries),
+        "ended": "interrupted" if stop.asked else "done",
     }
 
 

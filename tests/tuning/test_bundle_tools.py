@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,39 @@ def test_an_entry_of_another_architecture_is_refused_not_timed(tmp_path: Path, m
     (one,) = recheck(path, families=FAMILIES, evaluator="fake_evaluator")["rechecked"]
     assert (one["verdict"], one["reason"]) == ("refused", "it is for sm_90a, the GPU here is sm_103a")
     assert Bundle.load(path).body == before
+
+
+def test_an_entry_of_an_engine_that_is_not_here_is_refused_and_the_others_are_timed(tmp_path: Path) -> None:
+    path = bundle(tmp_path, rows=(4, 8))
+    change(path, engine="gone")
+    there = Bundle.load(path)
+    entries = [one.model for one in there.entries]
+    entries[1] = entries[1].model_copy(update={"source_digest": "0" * 16})
+    write_bundle(path, entries, there.cubins, force=True)
+    done = recheck(path, families=FAMILIES, evaluator="fake_evaluator")
+    assert sorted(one["verdict"] for one in done["rechecked"]) == ["refused", "same"]
+    assert "gone" in next(one["reason"] for one in done["rechecked"] if one["verdict"] == "refused")
+    assert [len(one.model.rechecks) for one in Bundle.load(path).entries] == [0, 1]
+
+
+def test_a_signal_ends_it_after_the_running_entry_and_what_was_found_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bundle(tmp_path, rows=(2, 4, 8))
+    there = Bundle.load(path)
+    entries = [one.model.model_copy(update={"source_digest": "0" * 16}) for one in there.entries]
+    write_bundle(path, entries, there.cubins, force=True)
+    timed = bundle_check._timed
+
+    def then_a_signal(owner: Any, workers: Any) -> dict[str, Any]:
+        found = timed(owner, workers)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(bundle_check, "_timed", then_a_signal)
+    done = recheck(path, families=FAMILIES, evaluator="fake_evaluator")
+    assert (done["ended"], [one["verdict"] for one in done["rechecked"]]) == ("interrupted", ["same"])
+    assert [len(one.model.rechecks) for one in Bundle.load(path).entries] == [1, 0, 0]
 
 
 def test_predicted_entries_are_no_measurements_to_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,27 @@ def test_a_measured_study_becomes_a_measured_entry(tmp_path: Path) -> None:
     found = Bundle.load(tmp_path / "bundle").find(owner, owner.problem(K3, tp=16, rows=5, kind="kda"), card.name)
     assert isinstance(found, BundleEntry)
     assert found.evidence is Evidence.MEASURED
+    recheck_of(tmp_path / "bundle")
+
+
+def recheck_of(path: Path) -> None:
+    """An entry of another driver is timed again and is as quick as it was; one that claims half the time is a regression."""
+    from k3lab.kernels.bundle.writer import write_bundle
+    from k3lab.tuning.bundle_check import recheck
+
+    assert recheck(path)["rechecked"] == []
+    there = Bundle.load(path)
+    entry = there.entries[0].model
+    environment = dict(entry.environment or {})
+    environment["gpu"] = {**environment["gpu"], "driver": "1.0"}
+    for part, verdicts in ((1.0, ("same", "faster", "regression")), (0.5, ("regression",))):
+        choice = entry.choice.model_copy(update={"value_us": entry.choice.value_us * part})
+        changed = entry.model_copy(update={"environment": environment, "choice": choice})
+        write_bundle(path, [changed], there.cubins, force=True)
+        (found,) = recheck(path)["rechecked"]
+        assert found["because"][0].startswith("driver was 1.0") and found["verdict"] in verdicts
+        assert found["new_us"] == pytest.approx(entry.choice.value_us, rel=0.05)
+    assert len(Bundle.load(path).entries[0].model.rechecks) == 1
 
 
 @pytest.mark.timeout(600)
