@@ -1,4 +1,4 @@
-"""On a GPU: 500 given steps through the tuned kernels, captured and filled up, beside ``auto``; the FP64 operators judge both.
+"""On a GPU: given steps, 500 of them, through the tuned kernels, captured and filled up, beside ``auto``; the FP64 operators judge both.
 
 Plain steps and verify steps of which a random part is accepted, in a batch that changes. All go by the judge's experts. The
 tolerance is a top-2 gap in units of the logits' root mean square, some seven times what BF16 adds; of a rank alone fifteen in
@@ -15,6 +15,7 @@ import torch
 from k3lab.decode.auto import AutoOperators
 from k3lab.decode.judged_routes import Routes
 from k3lab.decode.lone import LonePeers, lone_peers
+from k3lab.decode.operators import Operators, ReferenceOperators
 from k3lab.decode.random_weights import random_rank_weights
 from k3lab.decode.teacher_forced import Follower, bits, drift, schedule, widened
 from k3lab.decode.tuned import KernelPool, TunedOperators
@@ -26,7 +27,7 @@ from k3lab.kernels.device import Device
 from .engines_case import engine_entries, five_layers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("device")]
-STEPS, LAST, AGAIN = 500, 25, 60
+LAST, AGAIN = 25, 60
 REQUESTS = 6
 SIZES = (1, 3, REQUESTS)
 """Requests of the captured steps: those of 2, 4 and 5 are filled up."""
@@ -49,6 +50,10 @@ class Place:
     def auto(self, dtype: torch.dtype) -> AutoOperators:
         return AutoOperators(self.card, dtype=dtype, device=self.device, peers=self.peers)
 
+    def judge(self) -> Operators:
+        """In FP64; of a rank alone ``auto``'s, which know what the others would have said, and are the twins otherwise."""
+        return self.auto(torch.float64) if self.peers else ReferenceOperators(self.card)
+
     def tuned(self, weights: RankWeights, widths: range, arch: str) -> tuple[dict[int, TunedOperators], set[str]]:
         """Operators by tokens a request, and the families that have kernels in every step."""
         pool: KernelPool = {}
@@ -68,6 +73,11 @@ class Place:
 def small_k3() -> Place:
     """Families whose kernels want K3's widths are left to ``auto``."""
     return Place(SMALL_K3, 1, SingleRank(), None)
+
+
+def one_rank() -> Place:
+    """Whole layers of K3's widths, KDA and MLA; router and tail, which no engine serves on one rank, are left to ``auto``."""
+    return Place(five_layers(64, 2048), 1, SingleRank(), None)
 
 
 def full_widths() -> Place:
@@ -90,7 +100,7 @@ def followed(place: Place, arch: str, *, steps: int, max_verify: int, again: int
     def captured(used: dict[int, Any]) -> Follower:
         return Follower(own, used[1], place.comm, verify=used, sizes=SIZES, block_size=64, **sizes)
 
-    judge = Follower(wide, routes.judging(place.auto(torch.float64)), place.comm, block_size=64, **sizes)
+    judge = Follower(wide, routes.judging(place.judge()), place.comm, block_size=64, **sizes)
     followers = [Follower(rounded, stock, place.comm, block_size=64, **sizes), captured(led)]
     auto, tuned = drift(judge, followers, given, tolerance=tolerance)
     return {
@@ -101,17 +111,20 @@ def followed(place: Place, arch: str, *, steps: int, max_verify: int, again: int
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("where", "max_verify", "tolerance", "has"), [(small_k3, 8, 0.3, 5), (full_widths, 4, 1.2, 9)])
-def test_the_tuned_path_follows_500_given_steps_as_closely_as_auto(
-    device: Device, where: Any, max_verify: int, tolerance: float, has: int
+@pytest.mark.parametrize(
+    ("where", "steps", "max_verify", "tolerance", "has"),
+    [(small_k3, 500, 8, 0.3, 5), (full_widths, 500, 4, 1.2, 9), (one_rank, 100, 2, 0.3, 7)],
+)
+def test_the_tuned_path_follows_given_steps_as_closely_as_auto(
+    device: Device, where: Any, steps: int, max_verify: int, tolerance: float, has: int
 ) -> None:
-    found = followed(where(), device.arch, steps=STEPS, max_verify=max_verify, again=AGAIN, tolerance=tolerance)
+    found = followed(where(), device.arch, steps=steps, max_verify=max_verify, again=AGAIN, tolerance=tolerance)
     auto, tuned = found["auto"], found["tuned"]
     assert len(found["families"]) == has, found["families"]
     told = f"auto {auto.mean:.4f}, tuned {tuned.mean:.4f}; states {auto.states:.4f}, {tuned.states:.4f}; {tuned.agreed} of {tuned.clear}"
     assert tuned.mean <= 1.25 * auto.mean, told
     assert sum(tuned.logits[-LAST:]) <= 1.25 * sum(auto.logits[-LAST:]), told
     assert tuned.states <= 1.25 * auto.states, told
-    assert tuned.clear > 100 and tuned.agreement >= 0.99, told
+    assert tuned.clear > 50 and tuned.agreement >= 0.99, told
     assert found["tuned otherwise"] <= 1.25 * found["auto otherwise"] + 0.01, found
     assert found["bits"][0] == found["bits"][1]
