@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 from k3lab.decode.auto import AutoOperators
+from k3lab.decode.checkpoint.write import write_checkpoint
 from k3lab.decode.evaluation.evaluate import EvalOptions, Record, cases, evaluate
 from k3lab.decode.evaluation.generate import generate
 from k3lab.decode.evaluation.outputs import Asked
-from k3lab.decode.evaluation.places import places
+from k3lab.decode.evaluation.places import places, weights_digest
 from k3lab.decode.evaluation.problems import ProblemFile, read_problems
 from k3lab.decode.group import Group
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.packing import pack
+from k3lab.decode.random_weights import random_tensors
 from k3lab.decode.sharding import ModelTensors, shard
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import InputError, ModelCard
@@ -75,6 +77,18 @@ def test_what_is_kept_is_of_one_bundle_whatever_lies_at_its_path_later(
         told.append(here.conditions["bundle"])
         shutil.rmtree(path)
     assert told[0] != told[1]
+
+
+def test_other_weights_of_the_same_names_and_sizes_have_another_digest(tiny: ModelCard, tmp_path: Path) -> None:
+    told = []
+    for seed in (1, 2, 1):
+        folder = tmp_path / str(len(told))
+        write_checkpoint(folder, tiny, random_tensors(tiny, seed=seed, dtype=torch.bfloat16), shard_bytes=2**21)
+        told.append(weights_digest(folder, 0))
+    assert told[0] == told[2] != told[1] and len(told[0]) == 16
+    last = max((tmp_path / "2").glob("*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\x55")
+    assert weights_digest(tmp_path / "2", 0) != told[2]
 
 
 def test_an_output_depends_on_its_prompt_and_seed_alone(weights: RankWeights) -> None:
