@@ -12,7 +12,7 @@ from .decode_bars import bars_command
 from .decode_bench import bench_command
 from .decode_compare import compare_command
 from .decode_eval import eval_command
-from .decode_inputs import Accept, BundlePath, Dcp, Gpu, bundle_of, card_of, progress_bar
+from .decode_inputs import Accept, BundlePath, Dcp, Gpu, KvDtype, bundle_of, card_of, progress_bar
 from .decode_pair import pair_command
 from .decode_trace import traced_differences
 from .decode_traffic import traffic_command
@@ -49,6 +49,7 @@ def plan_command(
     gpu: Gpu = "GB300",
     drafts: int = typer.Option(0, "--drafts", help="Of a verify step: rows are a multiple of drafts + 1."),
     dcp: Dcp = 1,
+    kv_dtype: KvDtype = "bfloat16",
     logits: bool = typer.Option(False, "--logits", help="Of a step that hands out logits, for sampling; else tokens."),
     full: bool = typer.Option(False, "--full", help="List every launch of every layer kind; JSON always does."),
     as_json: Json = False,
@@ -56,6 +57,7 @@ def plan_command(
     """Print what a step launches, and which of it is tuned, without a GPU."""
     from ..decode.choices import StepForm
     from ..decode.plan import plan
+    from ..decode.run_options import check_kv_dtype
     from ..decode.scope import MAX_DRAFTS
     from ..kernels import InputError
 
@@ -63,6 +65,7 @@ def plan_command(
         raise InputError(
             f"drafts {drafts} with rows {rows}: a verify step has 1 to {MAX_DRAFTS} drafts, and whole requests"
         )
+    check_kv_dtype(kv_dtype)
     card = card_of(model, tp)
     backend = _backend(backend, bundle)
     loaded = bundle_of(bundle, accept)
@@ -76,7 +79,7 @@ def plan_command(
         gpu=gpu,
         objective=objective,
         model=model,
-        form=StepForm(drafts + 1, dcp=dcp, head="logits" if logits else "tokens"),
+        form=StepForm(drafts + 1, kv_dtype, dcp=dcp, head="logits" if logits else "tokens"),
     )
     emit(made.to_json(), as_json, partial(render_plan, full=full))
 
@@ -169,6 +172,7 @@ def run_command(
         None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."
     ),
     dcp: Dcp = 1,
+    kv_dtype: KvDtype = "bfloat16",
     rank: int | None = typer.Option(
         None, "--rank", help="Run this rank of the group alone, over loopback: no link cost is in its times."
     ),
@@ -222,6 +226,7 @@ def run_command(
         acceptance_length=acceptance_length,
         draft_checkpoint=draft_checkpoint,
         dcp=dcp,
+        kv_dtype=kv_dtype,
         rank=rank,
         transport=transport,
     )

@@ -9,7 +9,7 @@ import typer
 
 from ..tuning.stop import ended_by_sigterm
 from .decode_bench_view import render_bench
-from .decode_inputs import Accept, BundlePath, Dcp, Gpu, bundle_of, progress_bar, real_card
+from .decode_inputs import Accept, BundlePath, Dcp, Gpu, KvDtype, bundle_of, progress_bar, real_card
 from .output import Json, emit
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def bench_command(
     draft_checkpoint: Path | None = typer.Option(None, "--draft-checkpoint", help="Folder of the drafter, in place of random weights."),
     tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size (default 1)."),
     dcp: Dcp = 1,
+    kv_dtype: KvDtype = "bfloat16",
     rank: int | None = typer.Option(None, "--rank", help="Run this rank of the group alone, over loopback: no link cost is in its times."),
     of: int | None = typer.Option(None, "--of", help="With --rank: ranks of the group, as --tp."),
     transport: str | None = typer.Option(None, "--transport", help="Of kernels that publish: loopback (one rank alone), symmetric, multicast (torchrun)."),
@@ -95,7 +96,7 @@ def bench_command(
         tp=size, rows=chosen(rows, "rows", 1), prompt=chosen(prompt, "prompt", 1),
         tokens=2 if workload else chosen(tokens, "tokens", 64), fill=fill or 0, chunk=chunk, seed=seed, gpu=gpu,
         model="" if checkpoint else word, checkpoint=checkpoint, drafts=count, temperature=temperature, acceptance_length=length,
-        draft_checkpoint=draft_checkpoint, dcp=dcp, rank=rank, transport=transport,
+        draft_checkpoint=draft_checkpoint, dcp=dcp, kv_dtype=kv_dtype, rank=rank, transport=transport,
     )  # fmt: skip
     loaded, here = bundle_of(bundle, accept), environment(device.discover())
     with progress_bar() as told:

@@ -26,6 +26,9 @@ Dcp = Annotated[
     int,
     typer.Option("--dcp", help="Ranks that share each context (decode context parallelism): 1, or all, as --tp says."),
 ]
+KvDtype = Annotated[
+    str, typer.Option("--kv-dtype", help="Of the MLA cache: bfloat16, or float8_e4m3fn (FP8 E4M3, scale 1).")
+]
 Gpu = Annotated[str, typer.Option("--gpu", help="GPU whose bundle entries are used where none is here.")]
 
 

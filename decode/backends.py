@@ -80,7 +80,7 @@ def backend_of(
     from .tuned import TunedOperators
 
     assert group.device
-    mine = here(card, group.device, bundle, tp=options.tp, graph_rows=options.step_rows)
+    mine = here(card, group.device, bundle, tp=options.tp, graph_rows=options.step_rows, kv_dtype=options.kv_dtype)
     scope = agree(mine, group.host) if group.host else group_scope([mine])
     # loading makes mailboxes together: ranks that differ have no kernels in common
     loaded = () if scope.session else choices

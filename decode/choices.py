@@ -150,7 +150,8 @@ class StepForm:
     @property
     def again(self) -> tuple[str, ...]:
         """The words of ``decode plan`` that ask for such a step again."""
-        told = {"--drafts": self.q_len - 1, "--dcp": self.dcp if self.dcp > 1 else 0}
+        kept = self.cache_dtype if self.cache_dtype != StepForm.cache_dtype else 0
+        told = {"--drafts": self.q_len - 1, "--dcp": self.dcp if self.dcp > 1 else 0, "--kv-dtype": kept}
         return tuple(word for name, value in told.items() if value for word in (name, str(value)))
 
 

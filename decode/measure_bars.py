@@ -22,6 +22,7 @@ from .graphs import Capture, kernel_names
 from .kernel_times import REPLAYS, NotSeenError, Ran, Tracer, a_layer
 from .operators import Operators
 from .prefill import fill_context
+from .run_options import cache_dtype
 from .step import forward
 from .weights import MoeMlp, RankWeights
 
@@ -53,6 +54,8 @@ class Load:
     context: int
     dcp: int = 1
     """Ranks that share each context: one, or all."""
+    kv_dtype: str = StepForm.cache_dtype
+    """Of the MLA rows."""
 
     @property
     def rows(self) -> int:
@@ -62,7 +65,7 @@ class Load:
     @property
     def form(self) -> StepForm:
         """Of its step, which hands out tokens: as greedy decoding and verification do."""
-        return StepForm(self.q_len, context=self.context + self.q_len, dcp=self.dcp, head="tokens")
+        return StepForm(self.q_len, self.kv_dtype, self.context + self.q_len, self.dcp, "tokens")
 
 
 def some_layers(weights: RankWeights, kind: LayerKind, count: int) -> RankWeights:
@@ -111,6 +114,7 @@ class Bench:
         cache = DecodeCache(
             weights.card, tp=weights.tp, max_requests=load.requests, max_context=load.context + load.q_len, dtype=weights.dtype,
             max_verify=load.q_len, block_size=BLOCK_SIZE, device=weights.device, dcp=load.dcp,
+            cache_dtype=cache_dtype(load.kv_dtype),
         )  # fmt: skip
         slots = [cache.add() for _ in range(load.requests)]
         if load.context:

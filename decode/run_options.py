@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..kernels import InputError, ModelCard
 from ..kernels.gpu_cards import gpu_card
 from .choices import StepForm, check_backend, check_rows
-from .scope import MAX_DRAFTS, MAX_ROWS
+from .scope import KV_DTYPES, MAX_DRAFTS, MAX_ROWS
 from .sharding import check_dcp, check_holds, check_rank
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_TOKENS = 4096
 
@@ -19,6 +22,19 @@ def check_seed(seed: int) -> None:
     """Raise InputError for a number that no generator takes."""
     if not -(2**63) <= seed < 2**63:
         raise InputError(f"seed is {seed}; a seed is a whole number of 64 bits")
+
+
+def check_kv_dtype(name: str) -> None:
+    """Raise InputError for a dtype that MLA rows are not kept in."""
+    if name not in KV_DTYPES:
+        raise InputError(f"kv-dtype is {name!r}; MLA rows are kept in {' or '.join(KV_DTYPES)}")
+
+
+def cache_dtype(name: str) -> torch.dtype | None:
+    """Of MLA rows, as torch has it; None for the model's own, which BF16 stands for."""
+    import torch
+
+    return None if name == KV_DTYPES[0] else getattr(torch, name)
 
 
 def check_context(card: ModelCard, tokens: int) -> None:
@@ -60,6 +76,8 @@ class RunOptions:
 
     dcp: int = 1
     """Ranks that share each context: 1, or TP (decode context parallelism)."""
+    kv_dtype: str = KV_DTYPES[0]
+    """Of the MLA rows, one of :data:`~k3lab.decode.scope.KV_DTYPES`."""
 
     drafts: int = 0
     """Tokens a request that are drafted for every step; 0: plain steps."""
@@ -89,7 +107,12 @@ class RunOptions:
     def form(self) -> StepForm:
         """Of its steps: they hand out tokens alone, unless tokens are sampled from the target's logits."""
         head: Literal["logits", "tokens"] = "logits" if self.temperature else "tokens"
-        return StepForm(self.drafts + 1, context=self.context, dcp=self.dcp, head=head)
+        return StepForm(self.drafts + 1, self.kv_dtype, self.context, self.dcp, head)
+
+    @property
+    def cache_dtype(self) -> torch.dtype | None:
+        """As :class:`~k3lab.decode.caches.DecodeCache` takes it."""
+        return cache_dtype(self.kv_dtype)
 
     @property
     def again(self) -> tuple[str, ...]:
@@ -108,6 +131,8 @@ class RunOptions:
             told["--transport"] = self.transport
         if self.dcp > 1:
             told["--dcp"] = self.dcp
+        if self.kv_dtype != KV_DTYPES[0]:
+            told["--kv-dtype"] = self.kv_dtype
         if self.prompt > 1:
             told |= {"--prompt": self.prompt, "--chunk": self.chunk}
         if self.fill:
@@ -124,6 +149,7 @@ class RunOptions:
         """Raise InputError for anything that cannot be run."""
         check_rank(card, self.tp, self.rank or 0)
         check_dcp(self.dcp, self.tp)
+        check_kv_dtype(self.kv_dtype)
         check_rows(self.rows)
         check_backend(self.backend)
         gpu_card(self.gpu)

@@ -134,7 +134,13 @@ def run_cpu(card: ModelCard, options: RunOptions, say: Progress, group: Group | 
             made = _speculated(own, options, prompts, comm, operators, tell)
             return made.eager, made.told, own.bytes
         cache = DecodeCache(
-            card, tp=comm.size, max_requests=options.rows, max_context=options.context, dtype=dtype, dcp=options.dcp
+            card,
+            tp=comm.size,
+            max_requests=options.rows,
+            max_context=options.context,
+            dtype=dtype,
+            dcp=options.dcp,
+            cache_dtype=options.cache_dtype,
         )
         prepare = _preparation(options, own, cache, prompts, comm, tell)
         decoded = decode_eager(
@@ -227,7 +233,7 @@ def run_gpu(
         return Outcome(made.eager, made.graph, group.words, backend.used.name, weights.bytes, made.told, launches)
     sizes: dict[str, Any] = {
         "tp": options.tp, "max_requests": options.rows, "max_context": options.context, "dtype": dtype, "device": where,
-        "block_size": BLOCK_SIZE, "padding": True, "dcp": options.dcp,
+        "block_size": BLOCK_SIZE, "padding": True, "dcp": options.dcp, "cache_dtype": options.cache_dtype,
     }  # fmt: skip
     cache = DecodeCache(card, **sizes)
     dispatcher = backend.dispatcher(weights, cache, comm, options, say, mark=profiler_range)

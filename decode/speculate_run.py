@@ -140,6 +140,7 @@ def speculate(
     cache = DecodeCache(
         weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
         max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True, dcp=options.dcp,
+        cache_dtype=options.cache_dtype,
     )  # fmt: skip
     drafter = Drafter(drafter_weights(card, weights, options), weights, cache, comm)
     dispatcher = Dispatcher(

@@ -23,7 +23,7 @@ def load_of(options: RunOptions) -> Load:
     from ..measure_bars import Load
 
     context = options.fill + options.prompt + options.tokens // 2
-    return Load(options.rows, options.drafts + 1, context, options.dcp)
+    return Load(options.rows, options.drafts + 1, context, options.dcp, options.kv_dtype)
 
 
 def by_kind(

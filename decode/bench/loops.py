@@ -55,7 +55,7 @@ class Loop(Protocol):
 def cache_of(weights: RankWeights, options: RunOptions) -> DecodeCache:
     """For a batch of ``options``."""
     return DecodeCache(
-        weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype,
+        weights.card, tp=weights.tp, max_requests=options.rows, max_context=options.context, dtype=weights.dtype, cache_dtype=options.cache_dtype,
         max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True, dcp=options.dcp,
     )  # fmt: skip
 

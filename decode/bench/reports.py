@@ -16,8 +16,8 @@ from ..run_options import RunOptions, label
 from ..scope import digest
 from .presets import Preset
 
-KV_DTYPE, SSM_DTYPE = "bfloat16", "float32"
-"""Of the caches that a bench makes."""
+SSM_DTYPE = "float32"
+"""Of the KDA states that a bench keeps."""
 
 
 def drafting(card: ModelCard, options: RunOptions) -> dict[str, Any] | None:
@@ -65,7 +65,7 @@ def conditions(
         model=card.name, weights=weights_digest(options.checkpoint, options.seed), gpu=gpu, gpus=gpus, tp=options.tp, dcp=options.dcp,
         transport=transport, drafts=options.drafts,
         acceptance=f"{drafts['acceptance']}; drafter {drafts['drafter']}, {drafts['weights']}" if drafts else "none",
-        kv_dtype=KV_DTYPE, ssm_dtype=SSM_DTYPE, workload=workload,
+        kv_dtype=options.kv_dtype, ssm_dtype=SSM_DTYPE, workload=workload,
     )  # fmt: skip
 
 

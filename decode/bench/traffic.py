@@ -68,7 +68,7 @@ def _choices(
     return choose(
         card, tp=options.tp, rows=options.step_rows, gpu=known_gpu(options, device), bundle=bundle, only=TUNED_FAMILIES,
         objective="measured" if device and device.card else "predicted", model=options.model,
-        form=StepForm(options.drafts + 1, context=traffic.context + options.drafts, dcp=options.dcp),
+        form=StepForm(options.drafts + 1, options.kv_dtype, traffic.context + options.drafts, options.dcp),
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def _replay(
         backend, own = backend_here(card, options, name, weights, group.comm, group, bundle, choices)
         cache = DecodeCache(
             card, tp=options.tp, max_requests=options.rows, max_context=traffic.context + options.drafts, dtype=weights.dtype,
-            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True, dcp=options.dcp,
+            cache_dtype=options.cache_dtype,            max_verify=options.drafts + 1, device=weights.device, block_size=BLOCK_SIZE, padding=True, dcp=options.dcp,
         )  # fmt: skip
         _warm(backend.dispatcher(weights, cache, group.comm, own, tell))
         dispatcher = backend.dispatcher(weights, cache, group.comm, own, tell)

@@ -199,6 +199,10 @@ def test_layers_are_those_of_the_bars(tiny: ModelCard, monkeypatch: pytest.Monke
 
     options = options_of(tp=2, rows=1, drafts=1, prompt=3, tokens=8, fill=2)
     assert (load_of(options).rows, load_of(options).q_len, load_of(options).context) == (2, 2, 9)
+    for kept, dtype in (("bfloat16", torch.bfloat16), ("float8_e4m3fn", torch.float8_e4m3fn)):
+        load = load_of(replace(options, kv_dtype=kept))
+        cache, _ = Bench(weights, StandIn(1, 2), load, seed=0)._cache(weights)
+        assert load.form.cache_dtype == kept and {pages.dtype for pages in cache.mla.values()} == {dtype}
     made = by_kind(weights, StandIn(1, 2), operators, options, "auto", H200, samples=5, timer=clock)
     assert made["layers"]["kda"]["us"] == pytest.approx(10.0) and made["step_us"] == 50.0 and ran == [5] * 5
     assert made["absent"] == {} and made["context"] == 9
