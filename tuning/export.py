@@ -30,6 +30,7 @@ from ..kernels.gpu_cards import GPU_CARDS, GpuCard, gpu_card
 from .between import decide, decide_predicted, same_contest
 from .choose import Choice, choose, without_finals
 from .identity import StudyIdentity
+from .in_situ import both_numbers
 from .jobs import DEFAULT_EVALUATOR, Job, location_of
 from .outcome import Outcome, Status
 from .study import TrialRecord, TuningStudy, glance
@@ -354,8 +355,19 @@ def _entry(winner: Candidate, builds: tuple[BuildModel, ...]) -> EntryModel:
             runner_up=dict(choice.runner_up) if choice.runner_up else None,
             trials=winner.statuses,
         ),
-        timing=dict(outcome.timing) if outcome.timing and winner.evidence is Evidence.MEASURED else None,
+        timing=_timing(winner) if outcome.timing and winner.evidence is Evidence.MEASURED else None,
         prediction=dict(outcome.prediction) if outcome.prediction else None,
         environment=dict(winner.environment) if winner.environment else None,
         builds=builds,
     )
+
+
+def _timing(winner: Candidate) -> dict[str, Any]:
+    """The trial's measurement, with the finals' flip rate and what the captured layer said, where there are any."""
+    assert winner.trial.outcome is not None
+    choice, found = winner.choice, dict(winner.trial.outcome.timing or {})
+    if choice.flip_rate is not None:
+        found["flip_rate"] = choice.flip_rate
+    if choice.in_situ is not None:
+        found["in_situ"] = both_numbers(choice.in_situ)
+    return found

@@ -101,6 +101,13 @@ class Verdict:
         }  # fmt: skip
 
 
+def both_numbers(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a verdict that is stored (:meth:`Verdict.to_json`) what a table's row and a bundle's entry keep: each candidate alone and in the layer."""
+    fields = ("engine", "digest", "isolated_us", "in_situ_us", "band", "failed")
+    entries = [{name: one[name] for name in fields} for one in told["entries"]]
+    return {name: told[name] for name in ("place", "digest", "changed", "reason")} | {"entries": entries}
+
+
 def try_in_layer(
     chosen: Layer, candidates: Mapping[str, Sequence[Candidate]], capture: Capture, check: Callable[[Layer], str] | None = None,
     rounds: int = ROUNDS, say: Callable[[str], None] = lambda text: None,

@@ -13,6 +13,7 @@ from ..kernels.errors import InputError
 from ..kernels.gpu_cards import GpuCard
 from ..kernels.space import Config
 from .between import Decision, figures
+from .in_situ import both_numbers
 
 if TYPE_CHECKING:
     from .table import TableResult
@@ -48,6 +49,8 @@ class Row:
     chain: Mapping[str, Any] | None = None
     """What the winner adds to a predecessor, and how much of it the programmatic edge hides; None where it was not timed so."""
     notes: tuple[str, ...] = ()
+    in_situ: Mapping[str, Any] | None = None
+    """Each candidate alone and in the captured layer (:func:`k3lab.tuning.in_situ.both_numbers`); None where none was asked."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -64,6 +67,7 @@ class Row:
             "reason": self.reason,
             "config_reason": self.config_reason,
             **({"notes": list(self.notes)} if self.notes else {}),
+            **({"in_situ": dict(self.in_situ)} if self.in_situ else {}),
         }
 
 
@@ -77,10 +81,12 @@ def row_of(
     notes = list(contest.get("notes", ())) if contest else []
     if contest and (why := contest.get("chain", {}).get("failed")):
         notes.append(f"not confirmed in a chain: {why}")
+    told = (contest or {}).get("in_situ")
     return Row(
         problem, decision.engine, choice["config"], us, band, floor, dict(contest["alternatives"]) if contest else {},
         decision.reason, choice["reason"], decision.times_us, contest["environment"] if contest else None,
         contest["policy"] if contest else None, decision.chain, tuple(notes),
+        both_numbers(told) if told else None,
     )  # fmt: skip
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from k3lab.cli import in_situ as module
-from k3lab.kernels import K3, InputError
+from k3lab.kernels import K3, InputError, config_digest
+from k3lab.kernels.bundle.reader import Bundle
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning.between import decide
 from k3lab.tuning.choose import choose
+from k3lab.tuning.export import export
 from k3lab.tuning.in_situ import Candidate, Layer
 from k3lab.tuning.in_situ_studies import Place, held_over, place_of, profile_problems
 from k3lab.tuning.study import TuningStudy
@@ -86,6 +88,18 @@ def test_the_layers_winner_is_what_is_exported_with_both_numbers(folder: Path) -
     decision = decide(contest, winners, ["small", "large"])
     assert decision.engine == other.engine and "in the captured layer" in decision.reason
     assert held(folder).chosen == before.chosen  # asked again it begins with the isolated winner
+    (row,) = table.tune_table(table_case.request(folder, 8, trials=12)).rows
+    written = row.to_json()["in_situ"]
+    studies = [ask.path for ask in before.requests]
+    export(studies, folder / "bundle", family=fake_family.FAMILY, evaluator="fake_evaluator")
+    (entry,) = Bundle.load(folder / "bundle").entries
+    assert (row.engine, config_digest(row.config)) == (other.engine, other.digest)
+    assert (entry.model.engine, entry.model.config_digest) == (other.engine, other.digest)
+    assert entry.model.timing is not None and entry.model.timing["in_situ"] == written
+    assert 0 <= entry.model.timing["flip_rate"] <= 1
+    figures = {one["digest"]: (one["isolated_us"], one["in_situ_us"]) for one in written["entries"]}
+    assert figures[other.digest] == (pytest.approx(other.isolated_us), 5.0)
+    assert figures[before.chosen.digest] == (pytest.approx(before.chosen.isolated_us), 9.0)
 
 
 def test_a_new_contest_forgets_the_verdict(folder: Path) -> None:
