@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..tuning.stop import ended_by_sigterm
-from .decode_inputs import Accept, BundlePath, Gpu, bundle_of, kept_alone, progress_bar, real_card
+from .decode_inputs import Accept, BundlePath, Gpu, KvDtype, bundle_of, kept_alone, progress_bar, real_card
 from .output import Json, emit
 from .words import counted
 
@@ -34,6 +34,7 @@ def eval_command(
     margin: float = typer.Option(0.02, "--margin", help="Loss of mean score that does not matter."),
     tp: int | None = typer.Option(None, "--tp", help="Tensor-parallel size: ranks that torchrun started (default), or 1."),
     transport: str | None = typer.Option(None, "--transport", help="Of kernels that publish: symmetric (default) or multicast, under torchrun."),
+    kv_dtype: KvDtype = "bfloat16",
     bundle: BundlePath = None,
     accept: Accept = None,
     gpu: Gpu = "GB300",
@@ -47,6 +48,7 @@ def eval_command(
     from ..decode.evaluation.problems import read_problems
     from ..decode.evaluation.text import Text
     from ..decode.group import join, started
+    from ..decode.run_options import check_kv_dtype
     from ..decode.sharding import check_rank
     from ..kernels import InputError, device
     from ..kernels.gpu_cards import gpu_card
@@ -71,6 +73,7 @@ def eval_command(
         )
     loaded, size = bundle_of(bundle, accept), started() if tp is None else tp
     check_rank(card, size, 0)
+    check_kv_dtype(kv_dtype)
     group = join(size, device.discover(), transport=transport)
     if group is None or group.alone:
         raise InputError(
@@ -82,7 +85,7 @@ def eval_command(
             check_record(own)
         with kept_alone(own), progress_bar() as told:
             here = places(
-                card, group, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, context=context, say=told
+                card, group, checkpoint=checkpoint, bundle=loaded, gpu=gpu, rows=rows, seed=seed, context=context, kv_dtype=kv_dtype, say=told
             )  # fmt: skip
             settings = {
                 **here.conditions, "problems": file.digest, "tokens": tokens, "rows": rows, "repeats": repeats,

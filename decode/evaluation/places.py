@@ -13,7 +13,7 @@ from ...kernels import ModelCard
 from ...kernels.mla.family import BLOCK_SIZE
 from ..choices import Choice, Finder, StepForm, choose
 from ..plan import TUNED_FAMILIES
-from ..scope import digest
+from ..scope import KV_DTYPES, digest
 
 if TYPE_CHECKING:
     from ..dispatch import Dispatcher
@@ -61,7 +61,7 @@ def weights_digest(checkpoint: Path | None, seed: int) -> str:
 
 def places(
     card: ModelCard, group: Group, *, checkpoint: Path | None, bundle: Finder | None, gpu: str, rows: int, seed: int, context: int,
-    say: Say | None = None,
+    kv_dtype: str = KV_DTYPES[0], say: Say | None = None,
 ) -> Places:  # fmt: skip
     """Load the weights, once for both.
 
@@ -74,6 +74,7 @@ def places(
         rows: requests in a step at most.
         seed: of random weights.
         context: tokens of a request at most, prompt and output.
+        kv_dtype: of the MLA rows, under both.
         say: is told how far it is.
 
     Raises:
@@ -92,7 +93,13 @@ def places(
 
     device, tell = group.device, say if say and group.rank == 0 else lambda _what, _done, _of: None
     options = RunOptions(
-        tp=group.size, rows=rows, backend="latency_specialized", seed=seed, gpu=gpu, checkpoint=checkpoint
+        tp=group.size,
+        rows=rows,
+        backend="latency_specialized",
+        seed=seed,
+        gpu=gpu,
+        checkpoint=checkpoint,
+        kv_dtype=kv_dtype,
     )
     check_memory(card, group.size, device, whole=checkpoint is None, requests=rows, context=context)
     notes = [] if checkpoint else [f"random weights (seed {seed}): scores say nothing of the model"]
@@ -101,7 +108,7 @@ def places(
         known = known_gpu(options, device)
         wanted = partial(
             choose, card, tp=group.size, rows=rows, gpu=known, only=TUNED_FAMILIES, objective="measured", command=("eval",),
-            form=StepForm(context=context),
+            form=StepForm(1, kv_dtype, context),
         )  # fmt: skip
         bundle = fitting_here(bundle, wanted(bundle=bundle), group)
         choices = usable_choices(wanted(bundle=bundle), options, device)
@@ -124,7 +131,7 @@ def places(
 
         cache = DecodeCache(
             card, tp=group.size, max_requests=rows, max_context=context, dtype=weights.dtype, device=weights.device,
-            block_size=BLOCK_SIZE,
+            block_size=BLOCK_SIZE, cache_dtype=options.cache_dtype,
         )  # fmt: skip
         if scope is None:  # the twins serve every step
             return Dispatcher(weights, cache, group.comm, auto=auto if backend == "auto" else used)
@@ -134,7 +141,7 @@ def places(
 
     conditions = {
         "model": card.name, "weights": weights_digest(checkpoint, seed), "tp": group.size, "device": device.name if device else "cpu",
-        "gpu": known, "bundle": f"{digest(bundle)} {bundle.path}" if bundle else None,
+        "gpu": known, "kv_dtype": kv_dtype, "bundle": f"{digest(bundle)} {bundle.path}" if bundle else None,
     }  # fmt: skip
     return Places(
         {name: partial(make, name) for name in ("auto", "latency_specialized")},

@@ -42,6 +42,16 @@ def test_caches_are_kept_in_what_was_asked_for(
     assert capsys.readouterr().out
 
 
+def test_both_backends_of_an_evaluation_have_such_a_cache(
+    tmp_path: Path, made: set[torch.dtype], capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = tmp_path / "p.jsonl"
+    problems.write_text('{"prompt_ids": [1], "answer_ids": [2]}\n')
+    assert run(["decode", "eval", str(problems), "--tokens", "2", *FP8, "--json"]) == 0
+    assert made == {torch.float8_e4m3fn}
+    assert json.loads(capsys.readouterr().out)["settings"]["kv_dtype"] == "float8_e4m3fn"
+
+
 def test_reports_of_other_caches_share_no_ratio(
     tmp_path: Path, made: set[torch.dtype], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,9 +83,12 @@ def test_a_plan_asks_for_kernels_of_the_cache(capsys: pytest.CaptureFixture[str]
     assert kinds == ["bf16_verify8", "fp8_verify8"]
 
 
-@pytest.mark.parametrize("command", ["run", "bench", "plan"])
-def test_another_dtype_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["decode", command, "--kv-dtype", "float16"]) == 2
+@pytest.mark.parametrize("command", ["run", "bench", "plan", "eval"])
+def test_another_dtype_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problems = tmp_path / "p.jsonl"
+    problems.write_text('{"prompt_ids": [1], "answer_ids": [2]}\n')
+    given = [str(problems)] if command == "eval" else []
+    assert run(["decode", command, *given, "--kv-dtype", "float16"]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1
     assert "kv-dtype is 'float16'; MLA rows are kept in bfloat16 or float8_e4m3fn" in shown.err
