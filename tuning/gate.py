@@ -27,7 +27,10 @@ TP = 16
 LAUNCHERS = ("contract.py", "env.py")
 """Modules of kernels/ between every engine and its compiler, beside ``<compiler>_compile.py``."""
 PACKAGES = ("kernels", "tuning", "traces", "decode", "cli")
-LIMIT_S = 900.0
+MOST = 24
+"""Cases of an engine: of families with dozens of kinds (verify lengths, number formats, contexts) an even choice, the first kind whole."""
+CASE_S = 60.0
+"""Seconds that a case may take in the mean of a process's share."""
 GIT_LIMIT_S = 60.0
 
 
@@ -82,8 +85,12 @@ def touched(families: Sequence[Family], root: Path, changed: set[Path]) -> list[
 
 
 def cases_of(family: Family, engine: Engine, archs: Sequence[str] = ARCHS) -> list[dict[str, Any]]:
-    """What is compiled of an engine: its default config for one, eight and 64 rows of each kind, at TP16, on each architecture."""
+    """What is compiled of an engine: its default config for one, eight and 64 rows of each kind, at TP16, on each architecture.
+
+    Where these are more than :data:`MOST`, all of the first kind, and of the others every so many.
+    """
     found: dict[str, dict[str, Any]] = {}
+    first: set[str] = set()
     for arch in archs:
         card: GpuCard = next(card for card in GPU_CARDS.values() if card.arch == arch)
         for kind in family.kinds or (None,):
@@ -98,8 +105,15 @@ def cases_of(family: Family, engine: Engine, archs: Sequence[str] = ARCHS) -> li
                     "family": family.name, "engine": engine.name, "problem": problem.to_json(), "label": problem.label,
                     "config": dict(engine.space(problem, card).default), "arch": arch,
                 }  # fmt: skip
-                found.setdefault(json.dumps(case, sort_keys=True), case)
-    return list(found.values())
+                key = json.dumps(case, sort_keys=True)
+                found.setdefault(key, case)
+                if kind == (family.kinds or (None,))[0]:
+                    first.add(key)
+    others = [key for key in found if key not in first]
+    room = max(0, MOST - len(first))
+    if len(others) > room:
+        others = [others[number * len(others) // room] for number in range(room)]
+    return [found[key] for key in found if key in first or key in set(others)]
 
 
 def build_all(cases: Sequence[dict[str, Any]], tree: Path) -> list[dict[str, Any]]:
@@ -115,13 +129,14 @@ def build_all(cases: Sequence[dict[str, Any]], tree: Path) -> list[dict[str, Any
             (package / name).symlink_to(tree / name)
         script = Path(__file__).with_name("gate_build.py")
         environment = {**os.environ, "PYTHONPATH": folder, "CUDA_VISIBLE_DEVICES": "", "K3LAB_NO_GPU": "1"}
+        limit = CASE_S * max(len(cases), 5)
         try:
             done = subprocess.run(
                 [sys.executable, "-P", str(script)], input=json.dumps(list(cases)), capture_output=True, text=True, env=environment,
-                timeout=LIMIT_S, cwd=folder,
+                timeout=limit, cwd=folder,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise InputError(f"compiling {len(cases)} cases of {tree} took longer than {LIMIT_S:g} s") from None
+            raise InputError(f"compiling {len(cases)} cases of {tree} took longer than {limit:g} s") from None
     lines = done.stdout.splitlines()
     if done.returncode or len(lines) != len(cases):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -146,7 +161,7 @@ def build_both(
                  for place, where in enumerate((tree, root)) for share in shares]  # fmt: skip
         found: list[list[dict[str, Any]]] = [[{}] * len(cases), [{}] * len(cases)]
         for place, answer, share in asked:
-            for number, one in zip(share, answer.result(2 * LIMIT_S * len(asked)), strict=True):
+            for number, one in zip(share, answer.result(2 * CASE_S * max(len(cases), 5) * len(asked)), strict=True):
                 found[place][number] = one
     return list(zip(*found, strict=True))
 

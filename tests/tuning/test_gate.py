@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from k3lab.kernels import InputError, family
 from k3lab.tuning import gate as module
-from k3lab.tuning.gate import base_commit, build_all, cases_of, compare, files_of, touched
+from k3lab.tuning.gate import ARCHS, base_commit, build_all, cases_of, compare, files_of, touched
 from k3lab.tuning.stale import mark, outdated, stale_reason, word_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +80,22 @@ def test_an_engine_is_touched_by_each_of_its_files_and_by_no_other() -> None:
     assert others == [
         engine.name for _, engine in touched([OWNER], ROOT, {(ROOT / "kernels" / "triton_compile.py").resolve()})
     ]
+
+
+def test_of_dozens_of_kinds_an_even_choice_is_compiled() -> None:
+    """All of the first kind, every architecture and row count, and kinds from all of the list."""
+    owner = family("mla")
+    cases = cases_of(owner, owner.engine("cute_mma"))
+    assert len(owner.kinds) > 24 and len(cases) == len({json.dumps(case, sort_keys=True) for case in cases}) == 24
+    kinds = {case["problem"]["kind"] for case in cases}
+    first = [case for case in cases if case["problem"]["kind"] == owner.kinds[0]]
+    assert {(case["arch"], case["problem"]["rows"]) for case in first} == {
+        (arch, rows) for arch in ARCHS for rows in (1, 8, 64)
+    }
+    assert any("fp8" in kind for kind in kinds) and any("dcp" in kind for kind in kinds) and len(kinds) > 8
+    for arch in ARCHS:
+        assert sum(case["arch"] == arch for case in cases) == 12
+    assert len(cases_of(OWNER, SKINNY)) == 8  # few kinds: all of them
 
 
 def test_a_case_is_built_by_another_process_with_the_package_of_a_tree() -> None:
