@@ -87,7 +87,7 @@ def test_a_plan_asks_for_kernels_of_the_cache(capsys: pytest.CaptureFixture[str]
 def test_another_dtype_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     problems = tmp_path / "p.jsonl"
     problems.write_text('{"prompt_ids": [1], "answer_ids": [2]}\n')
-    given = [str(problems)] if command == "eval" else []
+    given = [str(problems), "--tokens", "2"] if command == "eval" else []
     assert run(["decode", command, *given, "--kv-dtype", "float16"]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.count("\n") == 1
