@@ -7,6 +7,7 @@ measured is as blind as one of any other.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -169,6 +170,15 @@ def constants_of(family: str, engine: str) -> tuple[Constants, bool]:
     table = fitted()
     own = table.get(f"{family}/{stand_in(family, engine)}")
     return (own, True) if own else (table.get(POOLED, Constants()), False)
+
+
+def version_of(family: str, engine: str) -> str:
+    """Version of the model for an engine: of its arithmetic, and of the constants that serve the engine.
+
+    Times of two versions are not compared: what was predicted before a calibration is no trial of a study after it.
+    """
+    text = json.dumps(rounded(constants_of(family, engine)[0]), sort_keys=True)
+    return f"cost model {MODEL_VERSION}, constants {hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def rounded(c: Constants) -> dict[str, float]:

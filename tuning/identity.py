@@ -45,7 +45,7 @@ class StudyIdentity:
     """Name of the GPU card."""
     objective: Objective
     method: str
-    """Version of the timing policy or of the cost model: times of two of them are not compared."""
+    """Version of the timing policy, or of the cost model and its constants: times of two of them are not compared."""
     source_digest: str
     """Of the kernel files."""
     glue_digest: str
@@ -68,8 +68,8 @@ class StudyIdentity:
     ) -> StudyIdentity:
         """The identity a new study would have now."""
         from .compiling import compiler_versions, glue_digest
+        from .cost_model import version_of
         from .policy import POLICY_VERSION
-        from .predict import MODEL_VERSION
 
         return StudyIdentity(
             schema=SCHEMA,
@@ -78,7 +78,9 @@ class StudyIdentity:
             problem=problem.to_json(),
             gpu=gpu.name,
             objective=objective,
-            method=f"timing policy {POLICY_VERSION}" if objective == "measured" else f"cost model {MODEL_VERSION}",
+            method=f"timing policy {POLICY_VERSION}"
+            if objective == "measured"
+            else version_of(family.name, engine.name),
             source_digest=engine.source_digest(),
             glue_digest=glue_digest(engine),
             compilers=compiler_versions(engine),

@@ -241,3 +241,16 @@ def test_files_of_trials_are_read_and_refused(tmp_path: Path) -> None:
         list(measured([odd]))
     with pytest.raises(InputError, match="nothing is left to fit to"):
         calibrate.calibrate([one for one in measured(RECORDINGS) if one.problem["rows"] == 16])
+
+
+def test_a_new_calibration_is_another_method_for_the_engines_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no predicted study mixes times of two calibrations."""
+    table = dict(fitted())
+    one, other, unknown = (("attention_projection", name) for name in ("cute_mma", "cute_wgmma", "none"))
+    before = [cost_model.version_of(*name) for name in (one, other, unknown)]
+    key = "attention_projection/cute_mma"
+    monkeypatch.setattr(cost_model, "fitted", lambda: {**table, key: dataclasses.replace(table[key], launch_us=9.0)})
+    after = [cost_model.version_of(*name) for name in (one, other, unknown)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
+    sibling = cost_model.version_of("attention_projection", "cute_tcgen05")
+    assert sibling == after[1] != after[2]

@@ -8,10 +8,11 @@ import pytest
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning import predict_again as module
+from k3lab.tuning.cost_model import version_of
 from k3lab.tuning.cubin import KernelResources
 from k3lab.tuning.identity import StudyIdentity
 from k3lab.tuning.outcome import Outcome, Status, failure
-from k3lab.tuning.predict import MODEL_VERSION, predict
+from k3lab.tuning.predict import predict
 from k3lab.tuning.study import TuningStudy
 
 OWNER, GPU = family("attention_projection"), gpu_card("gb300")
@@ -39,7 +40,7 @@ def test_each_trial_has_the_models_time_and_its_own_place(tmp_path: Path) -> Non
     path = old_study(tmp_path / "one.sqlite3")
     assert module.predict_again(path, tmp_path / "new") == 4
     with TuningStudy.for_reading(path) as before, TuningStudy.for_reading(tmp_path / "new/one.sqlite3") as after:
-        assert after.identity["method"] == f"cost model {MODEL_VERSION}"
+        assert after.identity["method"] == version_of("attention_projection", "triton")
         assert [one.digest for one in after.trials()] == [one.digest for one in before.trials()]
         for was, now in zip(before.trials(), after.trials(), strict=True):
             assert was.outcome is not None and now.outcome is not None and was.outcome.status is now.outcome.status
