@@ -175,6 +175,8 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], l
         spills = sum(one["spill_instructions"] for one in after["launches"])
         return [f"new here: {spills} spill instructions"], []
     changes, faults = [], []
+    if (was := before.get("config")) != (now := after.get("config")):
+        changes.append(f"the default config, which the base does not know: {_told(was)} -> {_told(now)}")
     old, new = before["launches"], after["launches"]
     if [one["kernel"] for one in old] != [one["kernel"] for one in new]:
         changes.append(
@@ -186,6 +188,10 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], l
     if spills[1] > spills[0]:
         faults.append(f"spill instructions {spills[0]} -> {spills[1]}")
     return changes, faults
+
+
+def _told(config: dict[str, Any] | None) -> str:
+    return " ".join(f"{name}={value}" for name, value in (config or {}).items())
 
 
 def _launch(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

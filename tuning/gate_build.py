@@ -22,17 +22,28 @@ FIELDS = (
 )
 
 
+def config_of(engine: Any, problem: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """The case's config; the default of this version's space where that does not know it."""
+    cards = importlib.import_module("k3lab.kernels.gpu_cards").GPU_CARDS
+    space = engine.space(problem, next(card for card in cards.values() if card.arch == case["arch"]))
+    names = {param.name for param in space.params}
+    if set(case["config"]) == names and space.illegal(case["config"]) is None:
+        return dict(case["config"])
+    return dict(space.default)
+
+
 def built(case: dict[str, Any]) -> dict[str, Any]:
-    """The resources of each launch of one case, or ``failed``: why there are none."""
+    """The config and the resources of each launch of one case, or ``failed``: why there are none."""
     try:
         kernels = importlib.import_module("k3lab.kernels")
         compiling = importlib.import_module("k3lab.tuning.compiling")
         family = kernels.family(case["family"])
         engine = family.engine(case["engine"])
         problem = family.problem_from_json(case["problem"])
-        compiled = compiling.compile_config(engine, problem, case["config"], case["arch"])
+        config = config_of(engine, problem, case)
+        compiled = compiling.compile_config(engine, problem, config, case["arch"])
         found = [one.to_json() for one in compiling.resources_of(compiled)]
-        return {"launches": [{name: one[name] for name in FIELDS} for one in found]}
+        return {"config": config, "launches": [{name: one[name] for name in FIELDS} for one in found]}
     except Exception as error:  # another version may lack anything
         text = " ".join(str(error).split())
         return {"failed": f"{type(error).__name__}: {text}"[:300]}

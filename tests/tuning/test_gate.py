@@ -108,6 +108,18 @@ def test_a_case_is_built_by_another_process_with_the_package_of_a_tree() -> None
     assert "nobody" in found[2]["failed"]
 
 
+def test_a_config_that_the_base_does_not_know_is_compared_with_its_default() -> None:
+    """So that spills which come with a new parameter are seen."""
+    case = next(case for case in cases_of(OWNER, SKINNY) if case["arch"] == "sm_90a")
+    fewer = {name: value for name, value in case["config"].items() if name != "release"}
+    same, changed = build_all([case, {**case, "config": {**fewer, "new_here": 1}}], ROOT)
+    assert same == changed and same["config"] == case["config"]
+    spilling = {"config": {**fewer, "new_here": 1}, "launches": [{**same["launches"][0], "spill_instructions": 3}]}
+    changes, faults = compare(same, spilling)
+    assert changes[0].startswith("the default config, which the base does not know: ") and "new_here=1" in changes[0]
+    assert faults == ["spill instructions 0 -> 3"]
+
+
 def test_a_tree_that_cannot_be_imported_is_told(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (one,) = build_all([{"family": "x", "engine": "y", "problem": {}, "config": {}, "arch": "sm_90a"}], tmp_path)
