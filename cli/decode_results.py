@@ -186,6 +186,25 @@ def _bench_table(one: Bench) -> str:
     return "\n".join(lines)
 
 
+def stock_launches() -> tuple[int, int]:
+    """Fewest and most of a stock engine's KDA MoE layer, with the reductions of split-K GEMMs."""
+    from ..decode.stock import SPLIT_K_REDUCES, stock_layer
+
+    counts = [len(stock_layer("kda", dense=False, rows=rows)) for rows in (1, 64)]
+    return min(counts), max(counts) + SPLIT_K_REDUCES
+
+
+def stand_in(measured: Sequence[Data], found: Sequence[Bench]) -> float | None:
+    """The most launches of a KDA layer under ``auto``, where they are more than a stock engine's."""
+    layers = [row["backends"].get("auto", {}).get("layers", {}).get("kda") for data in measured for row in data["rows"]]
+    told = [layer["launches"] for layer in layers if layer]
+    for one in found:
+        own = one.reports.get("auto", {}).get("measures", {}).get("kda MoE layer, launches")
+        told += [own["value"]] if own else []
+    most = max((launches for launches in told if launches), default=0)
+    return most if most > stock_launches()[1] else None
+
+
 def limits(results: Path) -> str:
     """What these results do not say, and why: it follows from what there is."""
     measured, found = bars(results), benches(results)
@@ -205,6 +224,13 @@ def limits(results: Path) -> str:
                 "nothing ran on one; the published figures are of 16, and ours stand beside no ratio to them",
             )
         )
+    if launches := stand_in(measured, found):
+        low, high = stock_launches()
+        why = (
+            f"`auto` stands in for one by PyTorch operators: up to {launches:.0f} launches a KDA layer, where a stock engine's"
+            f" sequence has {low} to {high}. A ratio to it is none to a stock engine"
+        )
+        rows.append(("the path against a stock engine", why))
     if not groups:
         rows.append(
             (

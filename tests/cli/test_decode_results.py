@@ -130,6 +130,21 @@ def test_what_cannot_be_concluded_follows_from_the_files(tmp_path: Path) -> None
     assert "with drafts against without" in text  # whatever is on record
 
 
+def test_a_ratio_to_operators_is_none_to_a_stock_engine(tmp_path: Path) -> None:
+    words = (
+        "launches a KDA layer, where a stock engine's sequence has 20 to 23. A ratio to it is none to a stock engine"
+    )
+    keep_bars(tmp_path)  # 7.5 launches
+    assert words not in limits(tmp_path)
+    more = {"measures": {"kda MoE layer, launches": {"value": 270.9, "unit": "launches"}}}
+    keep_bench(tmp_path, "headline", ALIKE, 300.0, 600.0, **more)
+    assert f"up to 271 {words}" in limits(tmp_path)
+    slow = {**backend(2796.0, 14000.0), "layers": {"kda": {"us": 2796.0, "launches": 310.2, "share_of_floor": 0.02}}}
+    row = {"rows": 8, "context": 512, "backends": {"auto": slow}, "ratios": {}}
+    keep_bars(tmp_path, rows=[row])
+    assert f"up to 310 {words}" in limits(tmp_path)
+
+
 def test_what_is_no_measured_result_is_refused(tmp_path: Path) -> None:
     keep_bars(tmp_path, evidence="predicted")
     with pytest.raises(InputError, match="is no measured result"):
