@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def watch(address: str, study: str | None, once: bool, every_s: float, as_json: bool) -> None:
-    """Print a snapshot once, or again and again until nothing is left to do or Ctrl-C.
+    """Print a snapshot once, or again and again until nothing is left to do or Ctrl-C; a database that goes away is waited for.
 
     Raises:
-        InputError: no such database or study.
+        InputError: no such database or study, or it does not come back.
     """
+    from ..tuning.shared_storage import Patience, Rhythm
     from ..tuning.watch import snapshot
 
     if once:
@@ -26,9 +27,10 @@ def watch(address: str, study: str | None, once: bool, every_s: float, as_json: 
 
     data = snapshot(address, study)
     with Live(view(data), console=console(), auto_refresh=False) as live:
+        patience = Patience(Rhythm(), lambda text: live.console.print(text, markup=False))
         while data["left_s"] != 0.0 or data["workers"]:
             sleep(every_s)
-            data = snapshot(address, study)
+            data = patience(lambda: snapshot(address, study))
             live.update(view(data), refresh=True)
 
 

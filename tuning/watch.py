@@ -11,7 +11,7 @@ from ..kernels.errors import InputError
 from .claims import Claims, WorkerRow
 from .counted import WORKER, aside_of, counted
 from .identity import check_schema
-from .shared_storage import Rhythm, open_database, shown
+from .shared_storage import DatabaseLost, Rhythm, is_lost, open_database, reason_of, shown
 from .study import IDENTITY, best_of, quiet_optuna
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def snapshot(address: str, name: str | None = None, rhythm: Rhythm | None = None
 
     Raises:
         InputError: no such database or study.
+        DatabaseLost: it went away meanwhile.
     """
     import optuna
 
@@ -44,6 +45,10 @@ def snapshot(address: str, name: str | None = None, rhythm: Rhythm | None = None
             if not names:
                 raise InputError(f"there is no study {name or ''} in {shown(address)}".replace("  ", " "))
             studies = [_study(storage, optuna.load_study(study_name=one, storage=storage), rhythm) for one in names]
+    except Exception as error:
+        if not is_lost(error):
+            raise
+        raise DatabaseLost(f"the database {shown(address)} went away: {reason_of(error)}") from error
     finally:
         storage.remove_session()
         storage.engine.dispose()

@@ -100,3 +100,41 @@ def test_a_layer_is_tuned_for_the_rows_that_are_named(
     monkeypatch.setattr(layer, "tune_layer", tune_layer)
     assert run(capsys, "tune", "--layer", "--objective", "predicted", "--gpu", "gb300", *words)["ended"] == "done"
     assert asked[0].rows == rows
+
+
+def test_a_watch_outlives_its_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from k3lab.kernels import InputError
+    from k3lab.tuning import watch as tuning_watch
+
+    if reason := postgres.missing():
+        pytest.skip(reason)
+    whole = tuning_watch.snapshot
+    with postgres.running() as server:
+        address = server.create("studies")
+        run(capsys, *TUNE, "--storage", address)
+        seen: list[dict[str, Any]] = []
+
+        def then_away(*arguments: Any) -> dict[str, Any]:
+            if len(seen) == 2:
+                server.start()
+            seen.append({})
+            data = whole(*arguments)
+            if len(seen) == 1:
+                server.stop()
+                return {**data, "left_s": 5.0}
+            return data
+
+        monkeypatch.setattr(tuning_watch, "snapshot", then_away)
+        assert main.run(["study", "watch", "--storage", address, "--every", "0.5"]) == 0
+        said = capsys.readouterr().out
+        assert "the database is away" in said and "the database is back" in said and len(seen) == 3
+
+        def studies(*_: Any) -> None:
+            server.stop()
+
+        monkeypatch.setattr(tuning_watch, "check_schema", studies)  # between two questions
+        with pytest.raises(InputError, match="went away") as lost:
+            whole(address)
+        assert "\n" not in str(lost.value)
