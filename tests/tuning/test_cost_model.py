@@ -152,7 +152,7 @@ def test_an_engine_with_few_configs_begins_with_what_all_others_say() -> None:
     assert "attention_projection/cute_skinny" not in calibrate.calibrate([*many, *few[:3]], steps=2)  # one shape
 
 
-def test_each_shape_of_such_an_engine_is_predicted_blind_to_it() -> None:
+def test_each_shape_of_such_an_engine_is_predicted_blind_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     few = few_and_many()[0][:6]  # two shapes
     shape = few[0].shape
     odd = [dataclasses.replace(one, us=5 * one.us) if one.shape == shape else one for one in few]
@@ -160,6 +160,13 @@ def test_each_shape_of_such_an_engine_is_predicted_blind_to_it() -> None:
     plain, other = validate.in_turn(few, start, 80), validate.in_turn(odd, start, 80)
     same = [plain[id(one)] == other[id(two)] for one, two in zip(few, odd, strict=True)]
     assert same == [one.shape == shape for one in few]
+    many = few_and_many()[0]
+    monkeypatch.setattr(validate, "FOLDS", 2)  # four shapes, two at a time
+    odd = [dataclasses.replace(one, us=5 * one.us) if one.shape == shape else one for one in many]
+    plain, other = validate.in_turn(many, start, 40), validate.in_turn(odd, start, 40)
+    shapes = list(dict.fromkeys(one.shape for one in many))
+    same = {one.shape for one, two in zip(many, odd, strict=True) if plain[id(one)] == other[id(two)]}
+    assert same == {shapes[0], shapes[2]} and shapes[0] == shape
     lone = few[:3]
     assert validate.in_turn(lone, start) == {id(one): validate.guess_us(one, start) for one in lone}
 
