@@ -15,6 +15,7 @@ from ..backends import Backend, backend_of
 from ..choices import Choice, Finder
 from ..group import Group
 from ..launches import counted
+from ..letters import letters
 from ..operators import ReferenceOperators
 from ..packing import pack
 from ..random_weights import random_rank_weights, random_tensors, random_weights
@@ -65,6 +66,9 @@ def run_here(wanted: Wanted, group: Group | None, bundle: Finder | None, choices
         made: dict[str, Any] = group.together(
             "the bench", lambda: _rank(wanted, group.comm, group, bundle, choices, planned)
         )
+        if group.host:
+            mine = {name: one["seen"]["tokens_digest"] for name, one in made.items()}
+            _same(letters(mine, group.host, 256, "what was put out"))
         return made
     options = wanted.options
     whole = None if options.checkpoint else random_tensors(wanted.card, seed=options.seed, dtype=torch.bfloat16)
@@ -72,10 +76,15 @@ def run_here(wanted: Wanted, group: Group | None, bundle: Finder | None, choices
     own, *others = run_virtual_ranks(
         options.tp, lambda comm: _rank(wanted, comm, None, bundle, choices, planned, whole), timeout_s=timeout
     )
-    for name, one in own.items():
-        if any(other[name]["seen"]["tokens_digest"] != one["seen"]["tokens_digest"] for other in others):
-            raise RuntimeError(f"ranks disagree: another rank chose other tokens than rank 0 on {name}")
+    _same([{name: one["seen"]["tokens_digest"] for name, one in made.items()} for made in (own, *others)])
     return own
+
+
+def _same(told: Sequence[Mapping[str, str]]) -> None:
+    """Raise RuntimeError unless every rank has put out the tokens of rank 0, by their digests, on every backend."""
+    for name, digest in told[0].items():
+        if any(other[name] != digest for other in told):
+            raise RuntimeError(f"ranks disagree: another rank chose other tokens than rank 0 on {name}")
 
 
 def _rank(

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 import torch
 from k3lab.decode.auto import AutoOperators
+from k3lab.decode.bench import loops
 from k3lab.decode.bench.batches import Finished, Timing, rounds, seen
 from k3lab.decode.bench.layers import by_kind, load_of
 from k3lab.decode.bench.loops import cache_of, loop_of, prompts_of
 from k3lab.decode.bench.measures import absent, measures
+from k3lab.decode.bench.places import Wanted, run_here
 from k3lab.decode.bench.presets import PRESETS, preset_of
 from k3lab.decode.bench.reports import between, conditions, drafting
 from k3lab.decode.bench.run import names_of, run_bench
 from k3lab.decode.dispatch import Dispatcher
 from k3lab.decode.greedy import decode_dispatched
+from k3lab.decode.group import Group
 from k3lab.decode.measure_bars import Bench
 from k3lab.decode.operators import ReferenceOperators
 from k3lab.decode.random_weights import random_rank_weights
@@ -26,7 +29,7 @@ from k3lab.decode.run_options import RunOptions
 from k3lab.decode.sharding import ModelTensors
 from k3lab.decode.weights import RankWeights
 from k3lab.kernels import K3, SMALL_K3, InputError, ModelCard
-from k3lab.kernels.collectives import SingleRank, StandIn
+from k3lab.kernels.collectives import Collectives, SingleRank, StandIn, run_virtual_ranks
 from k3lab.kernels.gpu_cards import GPU_CARDS
 
 from .evaluation_case import dispatcher, weights_of
@@ -210,6 +213,21 @@ def test_layers_are_those_of_the_bars(tiny: ModelCard, monkeypatch: pytest.Monke
     monkeypatch.setattr(Bench, "table", lambda _self, *more: {"kinds": more[5]})
     told = by_kind(lone, StandIn(1, 2), operators, options, "auto", H200, samples=5, timer=clock)
     assert told["kinds"] == ["kda"] and "a slope needs two" in told["absent"]["time of a layer, mla"]
+
+
+def test_ranks_that_put_out_other_tokens_end_a_bench(tiny: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(comm: Collectives) -> str:
+        group = Group(comm.rank, comm.size, comm, "threads", None, host=comm)
+        options = options_of(tp=2, rows=1, prompt=2, tokens=2)
+        wanted = Wanted(tiny, options, ("auto",), 1, 4, lambda _name, _one: None, lambda _what, _done, _of: None)
+        return str(run_here(wanted, group, None, (), {})["auto"]["seen"]["tokens_digest"])
+
+    first, second = run_virtual_ranks(2, rank)
+    assert first == second
+    inner = loops.next_tokens
+    monkeypatch.setattr(loops, "next_tokens", lambda logits, weights, comm: inner(logits, weights, comm) + comm.rank)
+    with pytest.raises(RuntimeError, match="another rank chose other tokens than rank 0 on auto"):
+        run_virtual_ranks(2, rank)
 
 
 def test_figures_stand_beside_their_conditions_and_only_where_they_were_published() -> None:
