@@ -71,4 +71,5 @@ def predict(
     for name in ("spills", *(() if gpu.name in link_gpus() else ("link",))):
         if parts[name] and name not in uncalibrated:
             uncalibrated.append(name)
-    return Prediction(total(parts, used), parts, error, uncalibrated)
+    # a fit to small shapes may know no bandwidth: on another GPU no call is quicker than its bytes, whatever the constants say
+    return Prediction(max(total(parts, used), seen.memory_us), parts, error, uncalibrated)

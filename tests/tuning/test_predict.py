@@ -49,6 +49,19 @@ def test_no_prediction_lies_below_the_byte_floor(tp, rows):
         assert set(found.to_json()["terms"]) >= {"launch", "memory", "l2", "tile_loop"}
 
 
+def test_constants_without_a_bandwidth_do_not_beat_the_bytes():
+    from k3lab.tuning.cost_model import Constants
+
+    problem = FAMILY.problem(K3, tp=16, rows=8)
+    config = TRITON.space(problem, GB300).default
+    rates = ("efficiency", "sm_share", "l2_ratio", "scalar_rate", "link_share")
+    quick = Constants(**{
+        field.name: 1e6 if field.name in rates else 1.0 if field.name == "sharpness" else 1e-6 for field in dataclasses.fields(Constants)
+    })  # fmt: skip
+    found = predict(FAMILY, TRITON, problem, config, GB300, None, found=[usage()], constants=quick)
+    assert found.microseconds == pytest.approx(FAMILY.traffic(problem).bytes / GB300.read_bandwidth * 1e6)
+
+
 def test_starved_configs_are_predicted_slower():
     problem = FAMILY.problem(K3, tp=16, rows=8)
     base = {
