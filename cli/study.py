@@ -190,9 +190,15 @@ def replay_command(
     """Run samplers on recorded spaces without a GPU: regret against the true best, and evaluations until within 3 % of it."""
     from ..tuning.replay import SAMPLERS, SHARE, WITHIN, Recorded, replay, verdicts
 
-    rows = replay([Recorded.load(path) for path in recordings], sampler or list(SAMPLERS), seeds)
+    spaces = [Recorded.load(path) for path in recordings]
+    rows = replay(spaces, sampler or list(SAMPLERS), seeds)
     found = verdicts(rows)
-    emit({"within": WITHIN, "bar_share": SHARE, "rows": rows, "verdicts": found}, as_json, render_replay)
+    words = {one.name: str(one.data["evidence"]) for one in spaces}
+    emit(
+        {"within": WITHIN, "bar_share": SHARE, "evidence": words, "rows": rows, "verdicts": found},
+        as_json,
+        render_replay,
+    )
     raise typer.Exit(1 if any(not one["within_bar"] or one["random_beaten"] is False for one in found) else 0)
 
 
@@ -201,12 +207,12 @@ def render_replay(console: Console, data: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        "space", "configs", "sampler", f"evaluations to {data['within']:.0%} (median, most)", "of the space",
+        "space", "evidence", "configs", "sampler", f"evaluations to {data['within']:.0%} (median, most)", "of the space",
         f"regret after {data['bar_share']:.0%}", title="samplers on recorded spaces",
     )  # fmt: skip
     for row in data["rows"]:
         table.add_row(
-            row["space"], str(row["configs"]), row["sampler"], f"{row['evaluations']:g}, {row['most_evaluations']}", f"{row['share']:.1%}",
+            row["space"], data["evidence"][row["space"]], str(row["configs"]), row["sampler"], f"{row['evaluations']:g}, {row['most_evaluations']}", f"{row['share']:.1%}",
             f"{row['regret']:.1%}",
         )  # fmt: skip
     console.print(table)
@@ -220,6 +226,8 @@ def render_replay(console: Console, data: dict[str, Any]) -> None:
             one["random_beaten"]
         ]
         small = "" if one["whole_space"] else "; fewer than 200 configs were recorded"
+        if data["evidence"][one["space"]] != "measured":
+            small += "; its times are predicted by the model that the guided sampler follows"
         kept = "keeps" if one["within_bar"] else "MISSES"
         console.print(
             f"{one['space']}: {one['sampler']} ({on}) {kept} the bar of {data['bar_share']:.0%} with {one['share']:.1%}{beaten}{small}", markup=False,

@@ -68,17 +68,25 @@ def test_the_stated_error_is_that_of_the_recordings(configs: list[Measured]) -> 
         assert {name: entry[name] for name in found} == found, key
         if engine == "*":
             assert entry["bytes_alone"] == validate.figures(own, validate.bytes_us), key
-    for name in sorted(few)[:1]:
+    for name in few:
+        own = [one for one in configs if (one.family, one.engine) == name]
+        entry = said["/".join((*name, own[0].gpu))]
+        assert (entry["way"], entry["configs"]) == (validate.IN_TURN, len(own))
+        assert entry["shapes"] == len({one.shape for one in own})
+
+
+@pytest.mark.slow
+def test_the_stated_error_of_engines_with_few_configs_is_that_of_their_recordings(configs: list[Measured]) -> None:
+    said = json.loads(ERRORS.read_text())
+    for name in sorted(scarce(configs)):
         own = [one for one in configs if (one.family, one.engine) == name]
         guesses = validate.in_turn(own, fitted()["*"])
         found = validate.figures(own, lambda one, own=guesses: own[id(one)])
         entry = said["/".join((*name, own[0].gpu))]
-        assert entry["way"] == validate.IN_TURN and entry["median_error"] == pytest.approx(
-            found["median_error"], abs=0.005
-        )
+        assert entry["median_error"] == pytest.approx(found["median_error"], abs=0.005), name
 
 
-MISSED: dict[str, tuple[str, ...]] = {}
+MISSED = {"kda": ("order",), "output_projection": ("order",)}
 """Family to the bars that it misses on its recorded measurements: told, and told no more once they are held."""
 
 

@@ -15,7 +15,7 @@ from k3lab.tuning import replay as module
 from k3lab.tuning.guided import Guided, corrected, place
 from k3lab.tuning.outcome import Status
 from k3lab.tuning.propose import Tpe, for_search
-from k3lab.tuning.record import write
+from k3lab.tuning.record import read, write
 from k3lab.tuning.replay import SAMPLERS, Recorded, chosen_without, replay, run, verdicts
 from k3lab.tuning.study import TrialRecord
 
@@ -168,3 +168,15 @@ def test_the_command_tells_the_table_and_fails_where_the_bar_is_missed(
     assert main.run([*words, "--sampler", "guided"]) == 1
     assert "MISSES the bar" in capsys.readouterr().out
     assert main.run([*words, "--sampler", "none"]) == 2
+
+
+def test_a_space_of_predictions_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "space.json.gz"
+    data = read(SPACES[1])
+    write(path, {**data, "evidence": "predicted", "identity": {**data["identity"], "objective": "predicted"}})
+    words = ["study", "replay", str(path), "--seeds", "1", "--sampler", "random", "--sampler", "guided"]
+    assert main.run([*words, "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["evidence"] == {"space": "predicted"}
+    main.run(words)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "predicted" in said.split("random")[0] and "by the model that the guided sampler follows" in said
