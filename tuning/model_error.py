@@ -54,7 +54,7 @@ def _nearest(family: str, engine: str, gpu: GpuCard) -> dict[str, Any] | None:
 
 def in_words(entry: dict[str, Any]) -> str:
     """Figures of a validation as a line."""
-    how = "each by a fit to other shapes" if entry.get("way") else "left out of the fit"
+    how = ", each predicted by a fit to other shapes" if entry.get("way") else " left out of the fit"
     order = "" if entry["spearman"] is None else f", rank correlation {entry['spearman']:.2f}"
     picked = (
         f", its pick {entry['regret']:.1%} slower than the best (median; {entry['worst_regret']:.0%} at worst)"
@@ -62,7 +62,7 @@ def in_words(entry: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"on {entry['gpu']}, {entry['configs']} measured configs of {entry['shapes']} shapes {how}: median error "
+        f"on {entry['gpu']}, {entry['configs']} measured configs of {entry['shapes']} shapes{how}: median error "
         f"{entry['median_error']:.1%}{order}{picked}"
     )
 
