@@ -63,7 +63,7 @@ class Constants:
     """One instruction on local memory. Never fitted: no recorded config spills."""
     link_share: float = 0.7
     """Share of the links' bandwidth that packets of a whole group's stores reach; see :data:`LINK`."""
-    link_hop_us: float = 4.2
+    link_hop_us: float = 5.2
     """From a store on one rank until its peers, who poll, go on; see :data:`LINK`."""
 
 
