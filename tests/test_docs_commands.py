@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,79 +20,22 @@ from typing import Any
 
 import pytest
 import torch
+from k3lab.cli.edited import edited_family
 from k3lab.cli.main import run
 from k3lab.decode.checkpoint.write import write_checkpoint
 from k3lab.decode.random_weights import random_tensors
 from k3lab.kernels import SMALL_K3, registry
 from k3lab.traces import synthesize
 from k3lab.traces.families import _family, known_families
+from k3lab.tuning import compiling
+from k3lab.tuning.jobs import find_family
+
+from .page_commands import ELSEWHERE, NCU, PAGES, blocks, commands, edit, expected, lines, smaller
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
-]
 TINY = replace(SMALL_K3, name="tiny-k3", num_hidden_layers=3, mla_layers=(2,), attn_res_block_size=2, num_experts=16)
-SMALLER = (
-    (r"--trials \d+", "--trials 2"),
-    (r"--later-trials \d+", "--later-trials 2"),
-    (r"--sample \d+", "--sample 2"),
-    (r"--tp 4,8,16 --kind kda,mla --rows \S+ --engines all", "--tp 16 --kind kda --rows 1 --engines triton"),
-    (r"^(k3lab (?:check|compile|predict|time|tune|decode plan|study record) .*)--rows 8", r"\1--rows 1"),
-    (r"rows8", "rows1"),
-    (r"^(k3lab check attention_projection (?!.*--engine).*)$", r"\1 --engine triton"),
-    (r"^(k3lab (?:check attention_projection|study record) .*)--tp 16", r"\1--model small --tp 4"),
-    (r"^(k3lab decode run (?!.*--tokens).*)$", r"\1 --tokens 2"),
-    (r"--prompt 200 --chunk 64", "--prompt 8 --chunk 4"),
-    (r"^(k3lab decode bench .*--tokens) \d+", r"\1 2"),
-    (r"--prompt 40", "--prompt 3"),
-    (r"--fill-context 1000", "--fill-context 16"),
-    (r"^(k3lab decode run .*)--model small", r"\1--model path/to/checkpoint/config.json"),
-    (r"^(k3lab decode run --checkpoint \S+) --tp 16", r"\1 --tp 4"),
-    (r"--package \.\./", "--package "),
-)
-"""What makes a line quick, and nothing else of it."""
-ELSEWHERE = {
-    "make": "tests/cli/test_demo.py runs the demo; the others are what runs these tests",
-    "source": "this process has the environment",
-    "pip": "the family's package is put on the path without an installation",
-    "jupyter": "tests/cli/test_notebooks.py executes the notebooks",
-    "nsys": "not on this machine; tests/traces holds its exports",
-    "k3lab decode bars": "needs a GPU: tests/decode/test_bars.py measures with a clock of its own",
-    "torchrun": "tests/decode/test_ranks.py starts its ranks",
-    "k3lab trace capture": "tests/traces/test_capture.py runs it around programs of its own",
-    "python -m k3lab.tuning.calibrate_link": "tests/tuning/test_calibrate_link.py fits made records; there is none of real ranks yet",
-    "python -m k3lab.tuning.validate": "tests/tuning/test_predict.py holds the recorded error against the data",
-    "python -m k3lab.cli.kernel_page": "tests/test_pages.py holds the page against the data",
-    "python -m pytest token_mix/tests": "tests/cli/test_new.py runs the skeleton's tests",
-    "python -m pytest test_kernels.py": "test_the_timing_tests_of_its_page_run, below",
-}
-REFUSED = {
-    "k3lab time": (2, "timing needs an NVIDIA GPU"),
-    "k3lab stages": (2, "k3lab stages needs an NVIDIA GPU"),
-    "k3lab ranks": (2, "k3lab ranks needs NVIDIA GPUs"),
-    "k3lab trace ranks rank*.sqlite --budget gb300-tp16 --world 16": (1, ""),  # two ranks of sixteen: inconclusive
-}
-"""What has to be refused here, and how."""
 DONE: set[str] = set()
 """Lines that were run."""
-FAILS = ("slow.json.gz", "planted.json.gz", "FILE")
-"""Traces with a fault, or of another GPU than the budget's: a check of one exits with 1."""
-
-
-def lines(page: str, language: str = "sh") -> list[str]:
-    """Command lines of a page, without comments and variables set in front."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    text = "".join(blocks).replace("\\\n", " ")
-    found = [re.sub(r"\s+#.*$", "", line).strip() for line in text.splitlines()]
-    return [re.sub(r"^(?:[A-Z0-9_]+=\S+\s+)+", "", line) for line in found if line and not line.startswith("#")]
-
-
-def smaller(line: str) -> str:
-    for pattern, replacement in SMALLER:
-        line = re.sub(pattern, replacement, line)
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +58,11 @@ def give(folder: Path) -> None:
         shutil.copy(good, folder / name)
     synthesize(folder / "decode.sqlite", layers=93, steps=6)
     (folder / "steps.jsonl").write_text('{"count": 9, "requests": 1, "drafts": 7}\n')
+    (folder / "problems.jsonl").write_text('{"id": "1", "prompt_ids": [1, 2], "answer_ids": [7]}\n')
+    (folder / "ncu.csv").write_text(NCU)
+    recording = "attention_projection_triton_mla_tp16_rows8.json.gz"
+    (folder / "results" / "h200").mkdir(parents=True)
+    shutil.copy(ROOT / "results" / "h200" / recording, folder / "results" / "h200" / recording)
     tensors = random_tensors(TINY, seed=0, dtype=torch.bfloat16)
     write_checkpoint(folder / "path" / "to" / "checkpoint", TINY, tensors)
 
@@ -126,11 +75,24 @@ def folder(shared: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("K3LAB_NO_GPU", "1")
     if not (shared / "given.json.gz").exists():
         give(shared)
-    caches = (registry._locations, registry._claims, registry.family, known_families, _family)
     yield shared
     monkeypatch.undo()
-    for cached in caches:
+    forget()
+
+
+def forget() -> None:
+    """What this process knows of the family that the pages make; each command is a process of its own otherwise."""
+    for cached in (
+        registry._locations,
+        registry._claims,
+        registry.family,
+        known_families,
+        _family,
+        find_family,
+        edited_family,
+    ):
         cached.cache_clear()
+    compiling.forget("token_mix")
     for name in [name for name in sys.modules if name.startswith("k3lab_token_mix")]:
         del sys.modules[name]
 
@@ -151,29 +113,34 @@ def put_on_path(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         done = subprocess.run([sys.executable, "-m", "pip", *install], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
+        shutil.rmtree(site / f"k3lab_{package.name}")
+        (site / f"k3lab_{package.name}").symlink_to((package / f"k3lab_{package.name}").resolve())  # the -e of the page
     monkeypatch.syspath_prepend(site)
-    for cached in (registry._locations, registry._claims, registry.family, known_families, _family):
-        cached.cache_clear()
-
-
-def expected(line: str) -> tuple[int, str]:
-    for head, outcome in REFUSED.items():
-        if line.startswith(head):
-            return outcome
-    return (1 if line.startswith("k3lab trace check") and any(name in line for name in FAILS) else 0), ""
+    forget()
 
 
 def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Run those of its lines that no earlier page has shown."""
-    for block in re.findall(r"^```json\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE):
-        if name := re.search(r'"name": "(token_mix)"', block):
+    for language, block in blocks(page):
+        if language == "json" and (name := re.search(r'"name": "(token_mix)"', block)):
             (folder / f"{name[1]}.json").write_text(block)
-    for shown in lines(page):
+        elif language == "diff" and edit(block):
+            forget()
+            DONE.difference_update([line for line in DONE if line.startswith("k3lab check token_mix")])
+        elif language == "sh":
+            run_block(page, block, folder, monkeypatch, capsys)
+
+
+def run_block(
+    page: str, block: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run a block of command lines."""
+    for shown, fails in commands(block):
         line = smaller(shown)
         if line.startswith("pip install") and "token_mix" in line:
             put_on_path(folder / "token_mix", monkeypatch)
             continue
-        if any(line.startswith(head) for head in ELSEWHERE):
+        if any(one.startswith(head) for head in ELSEWHERE for one in (shown, line)):
             continue
         program, *words = line.split()
         assert program == "k3lab", f"{page}: {shown}: who runs this? Name it in ELSEWHERE"
@@ -181,7 +148,7 @@ def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         if line in DONE:
             continue
         DONE.add(line)
-        code, message = expected(line)
+        code, message = (1, "") if fails else expected(line)
         assert run(words) == code, f"{page}: {line}\n{capsys.readouterr().err}"
         assert message in capsys.readouterr().err
 
@@ -221,10 +188,43 @@ def test_the_tenth_kernel_goes_all_the_way_by_the_tutorial(
     body = page[page.rindex("<main>") :]
     assert re.search(r'<code>token_mix</code>.*?GB300 <span class="word predicted">predicted</span>', body, re.DOTALL)
     assert "k3_token_mix_triton_rows" in body
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/tutorial.md").read_text(), re.DOTALL | re.MULTILINE)
+    check = ["check", "token_mix", "--tp", "16", "--rows", "1", "--json"]
+    assert run(check) == 0 and json.loads(capsys.readouterr().out)["results"][0]["ok"]
+    (kernel,) = Path("token_mix").glob("*/triton_rows.py")
+    assert "tl.sigmoid" in kernel.read_text()  # the page's own kernel, not the skeleton's
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "token_mix/tests",
+        "-k",
+        "twin_equals or refused",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    done = subprocess.run(tests, env=environment, capture_output=True, text=True, timeout=120)
+    assert "2 passed" in done.stdout, done.stdout
+    (code,) = [text for language, text in blocks("docs/tutorial.md") if language == "python"]
     values: dict[str, Any] = {}
     exec(compile(code.replace("rows=8", "rows=1"), "docs/tutorial.md", "exec"), values)
     assert values["lab"].problem.label == "tp16-rows1"
+
+
+def test_the_how_to_has_every_command() -> None:
+    """Each is shown there, or told of with the page that has it."""
+    import typer
+    from k3lab.cli.main import build_app
+
+    def leaves(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield from leaves(child, (*path, name))
+        if not hasattr(command, "commands"):
+            yield " ".join(("k3lab", *path))
+
+    page = (ROOT / "docs" / "howto.md").read_text()
+    assert [name for name in leaves(typer.main.get_command(build_app()), ()) if not re.search(rf"{name}\b", page)] == []
 
 
 def test_what_is_run_elsewhere_is_shown_somewhere() -> None:
@@ -239,9 +239,7 @@ def test_what_is_run_elsewhere_is_shown_somewhere() -> None:
 
 def test_the_timing_tests_of_its_page_run(folder: Path) -> None:
     """The page's own file: checks pass on the interpreter, the timing test is skipped with its reason."""
-    (block,) = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs/timing_tests.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+    (block,) = [text for language, text in blocks("docs/timing_tests.md") if language == "python"]
     small = block.replace("tp=16, rows=[1, 8]", "tp=4, rows=[1], model=k3lab.kernels.SMALL_K3")
     (folder / "test_kernels.py").write_text(f"import k3lab.kernels\n{small}")
     (line,) = (line for line in lines("docs/timing_tests.md") if "--k3-store" not in line)
@@ -253,7 +251,7 @@ def test_the_timing_tests_of_its_page_run(folder: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_the_python_of_the_readme_runs() -> None:
-    code, _ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    code, _ = [text for language, text in blocks("README.md") if language == "python"]
     code = code.replace("tp=16, rows=8)", "tp=4, rows=1, model=SMALL_K3)").replace("tune(12)", "tune(2)")
     assert "model=SMALL_K3" in code
     values: dict[str, Any] = {"SMALL_K3": SMALL_K3}
