@@ -21,7 +21,7 @@ def make_report(folder: Path, studies: tuple[Path, ...] = ()) -> tuple[Path, dic
     """A report of results/ and a synthetic trace with one slow kernel: the page, and its data."""
     trace = synthesize(folder / "trace.json.gz", layers=8, steps=12, faults=Faults(slow=((2, 20_000),)))
     data = collect(
-        studies=studies, bundles=[], trace=trace, budget="gb300-tp16", results=ROOT / "results", tp=16, rows=4, kind="kda",
+        studies=studies, bundles=[], trace=trace, budget="gb300-tp16", results=ROOT / "results", tp=16, rows=8, kind="kda",
         gpu="H200",
     )  # fmt: skip
     return write_report(data, folder / "report"), data
