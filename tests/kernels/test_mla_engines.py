@@ -35,6 +35,18 @@ def test_defaults_are_legal_and_the_space_can_be_listed(tp, kind):
             assert space.size <= ENUMERABLE
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows", "queries", "longest"),
+    [("bf16", 1, 8, 1), ("bf16_verify8", 8, 16, 1), ("fp8_verify8", 8, 16, 1), ("bf16", 64, 8, 9), ("bf16_128k_verify8", 8, 48, 16)],
+)  # fmt: skip
+def test_defaults_of_short_contexts_have_parts_of_one_tile_and_blocks_of_few_queries(kind, rows, queries, longest):
+    """Where the GPU holds a block for each tile; keys of a long context are read once."""
+    one = problem(rows, kind)
+    attend = attend_of(one, config(one))
+    assert attend.queries == queries
+    assert attend.part(one.held) // attend.tile <= longest
+
+
 def test_refusals_and_illegal_configs_say_why():
     assert "sm_80" in ENGINE.refuses(problem(8), "sm_80")
     for change, why in (
