@@ -158,6 +158,11 @@ def render_layer(console: Console, data: dict[str, Any]) -> None:
         f"sum {data['sum_us']:.2f} us of {data['launches']} launches, each alone (PDL hides a part of every launch), byte floor "
         f"{data['floor_us']:.2f} us at {data['floor_bandwidth']} bandwidth", markup=False,
     )  # fmt: skip
+    if data["link_us"]:
+        fitted = (
+            f"fitted to ranks on {', '.join(data['link_gpus'])}" if data["link_gpus"] else "guessed, never measured"
+        )
+        console.print(f"of the sum {data['link_us']:.2f} us are links to other ranks: {fitted}", markup=False)
     if budget:
         verdict = "within" if data["sum_us"] <= budget["us"] else f"{data['sum_us'] - budget['us']:.2f} us over"
         console.print(

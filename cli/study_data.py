@@ -91,8 +91,9 @@ def layer_data(
 ) -> dict[str, Any]:
     """One MoE layer, family by family: bytes, floor, and the time of a winner where a study or a record has one.
 
-    ``sum_us`` takes the winner's time where one is known and the floor elsewhere, without collectives and without
-    what lies between kernels; ``evidence`` and ``basis`` say what it rests on. Only of floors alone is it a bound.
+    ``sum_us`` takes the winner's time where one is known and the floor elsewhere, without what lies between kernels.
+    Links to other ranks are in predicted times alone: measured ones are of a rank that plays all. ``evidence`` and
+    ``basis`` say what the sum rests on. Only of floors alone is it a bound.
 
     Raises:
         InputError: no such kind, TP does not divide, rows out of range.
@@ -141,7 +142,10 @@ def layer_basis(parts: Sequence[dict[str, Any]]) -> tuple[str, str]:
     whole = sum(counts.values()) == len(parts)
     held = f"{won} winner{'s' if sum(counts.values()) > 1 else ''}"
     held = held if whole else f"floors plus {held}"
-    return f"{'' if whole else 'partly '}{' and '.join(words)}", f"{held}; without collectives and gaps"
+    return (
+        f"{'' if whole else 'partly '}{' and '.join(words)}",
+        f"{held}; without gaps, links only in what is predicted",
+    )
 
 
 def floors(owner: Family, problem: Problem, sizes: Sequence[int], card: ModelCard = K3) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..kernels import Config, Family, InputError, Problem
 from ..kernels.gpu_cards import GpuCard
 from .compiling import compile_config, resources_of
-from .cost_model import constants_of
+from .cost_model import constants_of, link_gpus
 from .predict import predict
 
 NO_TIME = "floor"
@@ -74,6 +74,9 @@ def layer(
 ) -> dict[str, Any]:  # fmt: skip
     """The parts, and their sum; ``predicted`` where every part has a time, else ``partly predicted``.
 
+    ``link_us`` is what links to other ranks make of the sum, ``link_gpus`` the cards whose ranks its constants were
+    fitted to: none where they are guesses.
+
     Args:
         parts: families with their problems, in launch order.
         gpu: the target.
@@ -88,6 +91,8 @@ def layer(
         "launches": sum(len(one["kernels"]) for one in found),
         "floor_us": round(sum(one["floor_us"] for one in found), 3),
         "sum_us": round(sum(one["floor_us"] if one["us"] is None else one["us"] for one in found), 3),
+        "link_us": round(sum(one["terms"].get("link", 0.0) for one in timed), 3),
+        "link_gpus": list(link_gpus()),
         "evidence": "predicted" if len(timed) == len(found) else "partly predicted",
         "uncalibrated": never,
         "uncalibrated_engines": [f"{one['family']}/{one['engine']}" for one in timed if not one["calibrated"]],

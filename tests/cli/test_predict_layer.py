@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from k3lab.cli import main, study_data
+from k3lab.cli import main, predict, study_data
 from k3lab.kernels import K3, family
 from k3lab.kernels.gpu_cards import gpu_card
 from k3lab.tuning.predict_layer import choice, layer
+from rich.console import Console
 
 GB300 = gpu_card("gb300")
 RESULTS = str(Path(__file__).parents[2] / "results")
+SHOWN = {"kind": "kda", "tp": 16, "rows": 8, "budget": None, "floor_bandwidth": "nominal"}
 LAYER = (("attention_projection", True), ("router", False))
 
 
@@ -64,6 +66,22 @@ def test_a_recorded_winner_that_is_no_longer_legal_is_not_taken() -> None:
     assert (engine.name, basis) == (owner.default_engine, "default config")
     assert engine.space(problem, GB300).default == config
     assert layer([], GB300)["sum_us"] == 0
+
+
+def test_the_links_part_of_the_sum_is_told_apart_and_named_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    owner = family("output_projection")
+    data = layer([(owner, owner.problem(K3, tp=16, rows=8))], GB300)
+    (part,) = data["parts"]
+    assert 0 < data["link_us"] == part["terms"]["link"] < data["sum_us"] and data["link_gpus"] == []
+    predict.render_layer(Console(width=300), {**SHOWN, **data})
+    assert (
+        f"of the sum {data['link_us']:.2f} us are links to other ranks: guessed, never measured"
+        in capsys.readouterr().out
+    )
+    predict.render_layer(Console(width=300), {**SHOWN, **data, "link_gpus": ["H200"]})
+    assert "links to other ranks: fitted to ranks on H200" in capsys.readouterr().out
+    predict.render_layer(Console(width=300), {**SHOWN, **layer([], GB300)})
+    assert "links" not in capsys.readouterr().out
 
 
 def test_options_of_one_family_are_refused_for_a_layer(capsys: pytest.CaptureFixture[str]) -> None:

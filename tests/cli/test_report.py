@@ -41,7 +41,7 @@ def test_the_page_shows_what_it_was_given(study: Path, tmp_path: Path, capsys: p
     assert data["verdict_shown"] == "pass (synthetic)"
     assert '<b class="synthetic">pass (synthetic)</b>' in body
     assert 'class="word pass"' not in body  # no verdict of a synthetic trace looks like one of a real run
-    assert "partly predicted: floors plus 1 predicted winner; without collectives and gaps" in body
+    assert "partly predicted: floors plus 1 predicted winner; without gaps, links only in what is predicted" in body
     assert 'times on record and of the studies: predicted"' in body  # no word of what is not there
     assert "the layer above is for" not in body
     assert len(re.findall(r"Plotly\.newPlot\(", body)) == 4  # roofline, study, what decided, layer
@@ -125,7 +125,9 @@ def test_the_sum_of_a_layer_has_its_evidence_word(words: list[str], evidence: st
     found = layer_basis([{"evidence": word} for word in words])
     assert found[0] == evidence
     assert found[1].startswith(basis)
-    assert found[1].endswith("without collectives and gaps")
+    assert found[1].endswith(
+        "without collectives and gaps" if evidence == "lower bound" else "links only in what is predicted"
+    )
 
 
 @pytest.mark.parametrize("kind", ["kda", "mla"])
