@@ -46,7 +46,7 @@ def check_holds(rank: int, dcp: int, context: int, cure: str) -> None:
 
 
 def shard_tensor(tensor: torch.Tensor, spec: TensorSpec, tp: int, rank: int) -> torch.Tensor:
-    """The rank's slice, contiguous; a replicated tensor as it is.
+    """The rank's slice, contiguous and where kernels can read it, from a multiple of 16 bytes on; a replicated tensor as it is.
 
     Raises:
         InputError: the tensor has not the unsharded shape of its spec.
@@ -56,7 +56,8 @@ def shard_tensor(tensor: torch.Tensor, spec: TensorSpec, tp: int, rank: int) -> 
     if spec.split is None or tp == 1:
         return tensor
     width = spec.shape[spec.split] // tp
-    return tensor.narrow(spec.split, rank * width, width).contiguous()
+    own = tensor.narrow(spec.split, rank * width, width).contiguous()
+    return own.clone() if own.data_ptr() % 16 else own
 
 
 def shard(tensors: ModelTensors, card: ModelCard, *, tp: int, rank: int) -> ModelTensors:

@@ -52,6 +52,16 @@ def test_local_shapes_of_the_published_model_at_tp16() -> None:
     assert {spec.name: spec.local_shape(16) for spec in model_specs(K3)}["lm_head"] == (10240, 7168)
 
 
+def test_every_ranks_weights_begin_where_kernels_can_read_them(tiny: ModelCard) -> None:
+    """A launch refuses a tensor that does not begin at a multiple of 16 bytes; two heads' decay rates are eight."""
+    whole = random_tensors(tiny, seed=5, dtype=torch.bfloat16)
+    for rank in range(8):
+        for layer in pack(shard(whole, tiny, tp=8, rank=rank), tiny, tp=8, rank=rank).layers:
+            for part in (layer.attention, layer.attention.core, layer.mlp):
+                held = {name: one for name, one in vars(part).items() if isinstance(one, torch.Tensor)}
+                assert not [name for name, one in held.items() if one.data_ptr() % 16], (rank, type(part).__name__)
+
+
 def test_packing_puts_every_part_in_its_rows(tiny: ModelCard, tiny_tensors: ModelTensors) -> None:
     tp, rank = 4, 3
     own = shard(tiny_tensors, tiny, tp=tp, rank=rank)
