@@ -1,7 +1,8 @@
 """Every engine of a family launched once on a few problems, for compute-sanitizer: no test, a script.
 
 ``compute-sanitizer --tool memcheck --report-api-errors no python tests/kernels/sanitize.py FAMILY [ROWS,...] [KIND,...]``
-(or ``--tool racecheck``, which sees shared memory only). Prints a line a launch; exit 1 if one could not run.
+(or ``--tool racecheck``, which sees shared memory only). Kinds left out are those with which every kernel
+of the family runs, rows :data:`ROWS`. Prints a line a launch; exit 1 if one could not run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from k3lab.kernels.device import require
 from k3lab.kernels.health import NAME, check_health, set_limit
 from k3lab.kernels.launch import LaunchError, Runner
 from k3lab.tuning.compiling import compile_config
+from kernel_cases import kinds_of
 
 ROWS = (1, 5, 8, 33, 64)
 PATIENT_S = 60.0
@@ -24,7 +26,7 @@ def main(name: str, rows_of: list[int], kinds: list[str]) -> int:
     """Launch; what failed, counted."""
     device = require("the sanitizer")
     card, found, failed = device.need_card(), family(name), 0
-    for kind in kinds or list(found.kinds[:1]) or [None]:
+    for kind in kinds or kinds_of(found):
         for rows in rows_of:
             try:
                 problem = found.problem(K3, tp=16, rows=rows, kind=kind)

@@ -9,6 +9,7 @@ from .kda_case import ENGINE, FAMILY, PASSED, expected_in_place, pool, problem
 from .test_kda_engines import drawn
 
 pytestmark = pytest.mark.gpu
+TRITON = FAMILY.engine("triton")
 STEPS = (
     [(16, rows, "plain") for rows in (1, 2, 3, 5, 8, 16, 33, 64)]
     + [(16, 8, "verify8"), (16, 64, "verify8"), (16, 2, "verify2"), (16, 12, "verify3"), (8, 8, "verify8")]
@@ -98,13 +99,17 @@ IN_PLACE = [
     (2, 2, "plain", [[3, 3], [1, 1]], {"run": 1}),
     (4, 4, "verify4", [[-7, 1, 2, 3, 4]], {}),
 ]  # fmt: skip
+IN_PLACE = [
+    *((ENGINE, *one) for one in IN_PLACE),
+    *((TRITON, *one[:4], {}) for one in IN_PLACE if not {"form", "run"} & one[4].keys()),
+]
 
 
-@pytest.mark.parametrize(("rows", "live", "kind", "slots", "change"), IN_PLACE)
-def test_a_cache_updated_in_place_and_padding_never_written(device, rows, live, kind, slots, change):
+@pytest.mark.parametrize(("engine", "rows", "live", "kind", "slots", "change"), IN_PLACE)
+def test_a_cache_updated_in_place_and_padding_never_written(device, engine, rows, live, kind, slots, change):
     one = problem(rows, kind)
     inputs = pool(one, slots, 8)
-    case = Case(device, one, change, inputs)
+    case = Case(device, one, change, inputs, engine)
     out, history, state = expected_in_place(one, inputs, live)
     written = {to - 1 for row in slots if row[0] > 0 for to in row[1:] if to > 0}
     for _ in range(20):
@@ -154,6 +159,19 @@ def test_configs_of_the_whole_space_pass_the_house_check(device, rows, kind):
     for seed, chosen in enumerate(drawn(one, device.need_card(), 3, seed=rows)):
         result = check(FAMILY, ENGINE, one, chosen, seed)
         assert result.ok, f"{chosen}: {result.reason}"
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(1, "plain"), (8, "plain"), (33, "plain"), (64, "plain"), (8, "verify8"), (24, "verify3")])  # fmt: skip
+@pytest.mark.parametrize("num_warps", [8, 16])
+def test_triton_passes_the_house_check(device, rows, kind, num_warps):
+    """States are read before its wait, too; what spills (NOTES) is spilled right."""
+    from k3lab.tuning.check import check
+
+    one = problem(rows, kind)
+    config = {"num_warps": num_warps, "release": "entry" if rows == 8 else "loads"}
+    assert TRITON.space(one, device.need_card()).illegal(config) is None
+    result = check(FAMILY, TRITON, one, config)
+    assert result.ok, result.reason
 
 
 FORMS = [
@@ -208,9 +226,10 @@ def test_stages_of_a_launch_lie_in_order(device):
     assert [one.stage for one in role.stages] == PASSED
 
 
-def test_row_counts_change_from_launch_to_launch(device):
+@pytest.mark.parametrize("engine", [ENGINE, TRITON], ids=["cute", "triton"])
+def test_row_counts_change_from_launch_to_launch(device, engine):
     one = problem(64)
-    case = Case(device, one)
+    case = Case(device, one, engine=engine)
     wanted = FAMILY.twin(one, case.inputs)
     for rows in (64, 1, 8, 64, 33, 32, 1, 64):
         case.run(rows)

@@ -74,7 +74,8 @@ def test_refusals_and_rules_say_why():
     assert "exceed the registers of 4 warps" in space.illegal({**space.default, "num_warps": 4})
 
 
-@pytest.mark.parametrize(("arch", "rows", "kind"), [("sm_90a", 8, "plain"), ("sm_103a", 8, "verify8")])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize(("rows", "kind"), [(8, "plain"), (8, "verify8")])
 def test_machine_code(arch, rows, kind):
     one = problem(rows, kind)
     chosen = ENGINE.space(one, H200).default
@@ -82,7 +83,8 @@ def test_machine_code(arch, rows, kind):
     found, code = kernel_resources(launch), order(launch.cubin)
     assert found.kernel.startswith("k3_kda_triton_step") and launch.pdl
     # a few words of a head's 64 KB of state and 32 of gate rows, with all 255 registers taken
-    assert found.stack_bytes <= 64
+    assert found.stack_bytes <= 64 and found.spill_instructions <= 16 and found.registers <= 255
+    assert found.dynamic_shared_bytes == launch.shared_bytes == 8192
     (wait,) = places(code, WAIT)
     assert not code[wait].predicated
     early = [code[place].mnemonic for place in unwaited(code)]

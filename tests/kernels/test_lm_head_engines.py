@@ -204,6 +204,9 @@ def test_machine_code(arch: str, rows: int, kind: str) -> None:
         assert found.spill_instructions == 0 and found.stack_bytes == 0, chosen
         assert found.dynamic_shared_bytes == launch.shared_bytes <= CARDS[arch].shared_per_block
         assert (launch.grid[0], launch.pdl, launch.needs_residency) == (head.tiles, True, False)
+        depth = min(head.depth, head.steps)
+        bodies = depth * (2 if head.steps // depth > 1 else 1) + head.steps % depth  # of the loop, and behind it
+        assert found.instructions["HMMA"] == 2 * head.n_tiles * head.m_tiles * bodies, chosen
         assert wait_fault(code, WEIGHTS, ahead=min(head.depth, head.steps) * head.n_tiles) is None, chosen
         assert release_fault(code, WEIGHTS, str(chosen["release"])) is None, chosen
         assert len(places(code, r"MEMBAR\.(ALL|SC)\.(GPU|SYS)")) <= (2 if kind == "argmax" else 0), "one arrival"
@@ -220,6 +223,7 @@ def test_machine_code_of_rows(arch: str, rows: int) -> None:
     found, code = kernel_resources(launch), order(launch.cubin)
     assert found.kernel.startswith("k3_lm_head_cute_rows_embed")
     assert found.spill_instructions == 0 and found.stack_bytes == 0
+    assert found.registers <= 32, "2048 threads an SM"
     assert (launch.grid[0], launch.pdl, launch.needs_residency) == (7 * rows, True, True)
     assert found.dynamic_shared_bytes == launch.shared_bytes == 0
     assert wait_fault(code, "nothing", ahead=0) is None
@@ -255,7 +259,9 @@ def test_triton_compiles_without_spills_and_asks_for_weights_before_the_wait(arc
         (launch,) = TRITON.compile(one, TRITON.space(one, CARDS[arch]).default, arch).launches
         found = kernel_resources(launch)
         assert re.match(r"k3_lm_head_triton_shard$", found.kernel)
-        assert found.spill_instructions == 0
+        assert found.spill_instructions == 0 and found.registers <= 128
+        assert found.dynamic_shared_bytes == launch.shared_bytes <= CARDS[arch].shared_per_block
+        assert found.instructions.get({"sm_90a": "HGMMA", "sm_103a": "UTCHMMA"}[arch], 0) > 0
         assert launch.pdl
         assert wait_fault(order(launch.cubin), r"LDG\..*") is None
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from k3lab.kernels.gpu_cards import gpu_card
+from k3lab.tuning.cost_features import tensor_instructions
 from k3lab.tuning.cubin import kernel_resources
 from k3lab.tuning.interpret import check_interpreted
 from k3lab.tuning.propose import ENUMERABLE
@@ -91,7 +92,9 @@ def test_compiles_without_spills_and_waits_before_it_reads_what_others_write(arc
     for launch in compiled.launches:
         found = kernel_resources(launch)
         assert re.match(r"k3_mla_triton_(query|absorb|attend|merge|value)$", found.kernel)
-        assert found.spill_instructions == 0, found.kernel
+        assert found.spill_instructions == 0 and found.stack_bytes == 0 and found.registers <= 255, found.kernel
+        assert found.dynamic_shared_bytes == launch.shared_bytes <= H200.shared_per_block, found.kernel
+        assert (tensor_instructions(found.instructions) > 0) != found.kernel.endswith("merge"), found.kernel
         assert launch.pdl
         weights = found.kernel.endswith(("query", "absorb", "value"))
         # none but weights are asked for before the wait, and those of every kernel that has some

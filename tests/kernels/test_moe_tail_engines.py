@@ -12,7 +12,7 @@ from k3lab.kernels.moe_tail.cute_fused_engine import INVARIANT
 from k3lab.kernels.residency import refusal, room_by_card
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources
-from k3lab.tuning.sass_order import WAIT, order, places
+from k3lab.tuning.sass_order import WAIT, order, places, unwaited
 
 from .moe_tail_case import CARDS, FAMILY, FUSED, config, problem
 
@@ -105,6 +105,8 @@ def test_machine_code(arch, tp, rows, change):
     assert (launch.blocks, launch.pdl, launch.needs_residency) == (shape.blocks, True, True)
     assert launch.cluster == (shape.split, 1, 1) and refusal(launch, room_by_card(launch, 1, CARDS[arch])) is None
     assert found.spill_instructions == 0 and found.stack_bytes == 0 and found.registers <= common.LEAST_REGISTERS
+    assert found.dynamic_shared_bytes == launch.shared_bytes >= shape.memory_bytes
+    assert not any(code[place].mnemonic == "EXIT" for place in unwaited(code)), "a block ends without its wait"
     # behind a loop that lanes leave one by one every shuffle takes a slow way, about 1 us on an H200
     assert not places(code, r"BRA\.DIV.*|.*COLLECTIVE.*")
     # one wait for the making blocks, one for the others; each thread passes one

@@ -1,0 +1,42 @@
+"""Kinds with which every kernel of a family runs: for tests, and the sanitizer, that leave no engine out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from k3lab.kernels import K3, Engine, Family, InputError, Problem, family
+
+KINDS: dict[str, tuple[str | None, ...]] = {
+    "output_projection": ("kda", "restart"),
+    "router": ("uniform", "front", "choice"),
+    "experts": ("routed", "bf16", "mxfp8_floor"),
+    "kda": ("plain", "verify8"),
+    "mla": ("bf16", "fp8_verify8", "bf16_dcp", "fp8_verify8_dcp"),
+    "attn_res": ("blocks", "first", "final"),
+    "lm_head": ("shard", "argmax", "embed"),
+}
+"""Of families for which the first of their kinds is not enough."""
+CORES = ("kda", "mla", "moe_tail", "attn_res", "lm_head")
+"""Families whose kernels stand between the projections and the experts, and at both ends of a step."""
+
+
+def kinds_of(found: Family) -> tuple[str | None, ...]:
+    """See :data:`KINDS`."""
+    return KINDS.get(found.name) or (found.kinds[0] if found.kinds else None,)
+
+
+def engines_of(name: str, rows: int, arch: str, tp: int = 16) -> list[tuple[Engine, Problem]]:
+    """Every engine of a family with every problem of its kinds that it serves; kinds of several tokens with whole requests."""
+    found, made = family(name), []
+    for kind in kinds_of(found):
+        try:
+            problem = found.problem(K3, tp=tp, rows=rows, kind=kind)
+        except InputError:  # a request of this kind has more rows
+            problem = found.problem(K3, tp=tp, rows=8 * -(-rows // 8), kind=kind)
+        made += [(engine, problem) for engine in found.engines if engine.refuses(problem, arch) is None]
+    return made
+
+
+def case_id(value: Any) -> str | None:
+    """Names of engines and problems in test names."""
+    return value.name if isinstance(value, Engine) else value.label if isinstance(value, Problem) else None
