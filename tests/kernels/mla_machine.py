@@ -12,7 +12,7 @@ import torch
 from k3lab.kernels.mla.family import Mla
 from k3lab.kernels.numerics import round_e4m3
 
-from .mla_case import FAMILY, H200, exact_inputs, written
+from .mla_case import FAMILY, H200, drawn, exact_inputs, written
 from .ptx_arithmetic import COMPARE
 from .ptx_machine import PEER, Machine, Memory
 from .ptx_text import Step
@@ -228,7 +228,7 @@ def run(
     assert space.illegal(chosen) is None, space.illegal(chosen)
     kernels = compiled_ptx(one, chosen, monkeypatch)
     live = one.rows if live is None else live
-    inputs, query = exact_inputs(one, contexts) if exact else FAMILY.inputs(one, seed), query_of(one, seed)
+    inputs, query = exact_inputs(one, contexts) if exact else drawn(one, seed), query_of(one, seed)
     inputs["context"] = torch.tensor(contexts, dtype=torch.int32)
     alive = -(-live // one.q_len)
     seen = torch.zeros(inputs["cache"].shape[:2], dtype=torch.bool)

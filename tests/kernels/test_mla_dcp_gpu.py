@@ -11,7 +11,7 @@ from k3lab.kernels.transports import Loopback
 from k3lab.tuning.compare import compare
 
 from .gpu_acts import delay_often, replay_often, run_often, silence
-from .mla_case import FAMILY, exact_inputs, problem
+from .mla_case import FAMILY, drawn, exact_inputs, problem
 from .mla_dcp_case import ENGINE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -38,7 +38,7 @@ class Case:
         from k3lab.kernels.launch import Runner
         from k3lab.tuning.compiling import compile_config
 
-        self.one, self.inputs = one, inputs or FAMILY.inputs(one, 1)
+        self.one, self.inputs = one, inputs or drawn(one, 1)
         self.factors = factors or factors_of(one.tp)
         chosen = {**ENGINE.space(one, device.need_card()).default, **change}
         self.runner = Runner(compile_config(ENGINE, one, chosen, device.arch), transport=Loopback(one.tp, self.factors))

@@ -9,7 +9,7 @@ import torch
 from k3lab.kernels.mla.family import Mla
 
 from .gpu_acts import same
-from .mla_case import FAMILY, exact_inputs, inserted, judge, judge_exact, problem, same_cache, written
+from .mla_case import FAMILY, drawn, exact_inputs, inserted, judge, judge_exact, problem, same_cache, written
 
 CUTE, TRITON = FAMILY.engine("cute_mma"), FAMILY.engine("triton")
 ENGINES = [CUTE, TRITON]
@@ -30,7 +30,7 @@ class Case:
     def __init__(self, device, engine, one: Mla, inputs=None, seed=0, config=None):
         from k3lab.kernels.launch import Runner
 
-        self.one, self.inputs = one, inputs or FAMILY.inputs(one, seed)
+        self.one, self.inputs = one, inputs or drawn(one, seed)
         self.config = config or dict(engine.space(one, device.need_card()).default)
         self.runner = Runner(engine.compile(one, self.config, device.arch))
         self.out = torch.empty(one.rows, one.heads * one.v_dim, dtype=torch.bfloat16, device="cuda")

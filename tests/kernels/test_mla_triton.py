@@ -40,11 +40,11 @@ def config(one, **changes):
 
 def _child(index: int) -> None:
     """One case in a process that has the interpreter."""
-    from .mla_case import inserted, judge, same_cache, written
+    from .mla_case import drawn, inserted, judge, same_cache, written
 
     kind, rows, live, changes, sizes = CASES[index]
     one = small(rows, kind, **{**sizes, "context": sizes.get("context", 100)})
-    inputs = FAMILY.inputs(one, index)
+    inputs = drawn(one, index)
     inputs["context"][-1] = one.context if index % 2 else 0  # one request without a token, one that fills its blocks
     dead = dict(inputs)
     dead["proj"] = inputs["proj"].clone()
