@@ -56,7 +56,10 @@ class Copies(ProjectionMachine):
                 at = start + np.arange(size)
             if not self.waited[thread]:
                 self.ahead |= {int(at[0])}
-            block = int(self.local[thread])
-            self.shared[block, int(to[place]) + np.arange(len(at))] = self.memory[at]
-            self.barriers[block, int(bar[place] & ((1 << PEER) - 1))].bytes -= len(at)
+            self.land(int(self.local[thread]), int(to[place]), int(bar[place] & ((1 << PEER) - 1)), at)
         self.wake()
+
+    def land(self, block: int, to: int, bar: int, at: np.ndarray) -> None:
+        """What lies at some addresses of memory is in a block's shared memory, and its barrier has counted it."""
+        self.shared[block, to + np.arange(len(at))] = self.memory[at]
+        self.barriers[block, bar].bytes -= len(at)

@@ -108,6 +108,8 @@ class Machine(Arithmetic):
             ready = self.alive & ~self.stopped
             self.time += self.tick
             if not ready.any():
+                if self.alive.any() and self.stirred():
+                    continue
                 assert not self.alive.any(), (
                     f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
                 )
@@ -117,6 +119,10 @@ class Machine(Arithmetic):
         raise AssertionError(
             f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}"
         )
+
+    def stirred(self) -> bool:
+        """Whether something that was under way let a thread go on, where none can."""
+        return False
 
     def text(self, place: int) -> str:
         """An instruction, for messages."""
