@@ -106,8 +106,8 @@ def time_chains(
                 link.with_edge.append(link.chained.replayed(policy, restore))
             if link.chained is None or turn == 0:  # beside the edge it decides nothing
                 link.without.append(link.plain.replayed(policy, restore))
-    for link in links:
-        link.failed = link.failed or (gave_up(link.kept[0].buffers) if link.kept else "")
+            buffers = link.kept[0].buffers
+            link.failed = gave_up(buffers) or family.measurement_fault(problem, {**copies[0], **buffers}) or ""
     predecessor_us = _middle(quiet)
     result = {
         "results": [link.to_json(predecessor_us) for link in links],

@@ -94,7 +94,10 @@ def time_contest(
     for order in turns(len(runs)):
         for index in order:
             sign()
-            _round(runs[index], policy, restore, 0.0 if runs[index] is other else floor_us)
+            lane = runs[index]
+            _round(lane, policy, restore, 0.0 if lane is other else floor_us)
+            if lane is not other and lane.series and not lane.failed:  # at once: the next writes to the same outputs
+                lane.failed = family.measurement_fault(problem, {**copies[0], **lane.buffers}) or ""
     notes = [warm] if (warm := warm_note(family, copies, policy)) else []
     if any(one.rest_ms for lane in runs for one in lane.series):
         notes.append(RESTED.format(policy.rest_ms))

@@ -130,6 +130,20 @@ def test_who_gives_up_waiting_in_the_chain_has_no_figures(timed: Any) -> None:
     assert "rank 3 did not publish" in found["failed"]
 
 
+def test_a_chain_that_does_not_stand_for_its_problem_has_no_figures(
+    timed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(_: Any, problem: Any, tensors: Any) -> str | None:
+        return "117.0 distinct experts" if "odd" in tensors else None
+
+    monkeypatch.setattr(fake_family.FakeFamily, "measurement_fault", fault)
+    odd = Link(Graph("a plain", [], 21.0), Graph("a", [], 18.0), runner(odd=torch.zeros(1)))
+    right = Link(Graph("b plain", [], 21.0), Graph("b", [], 18.0), runner())
+    first, second = timed([odd, right], [])["results"]
+    assert first == {"failed": "117.0 distinct experts"}
+    assert second["failed"] == "" and second["chain_us"] == 9.0
+
+
 @pytest.mark.parametrize("pdl", [True, False])
 def test_without_programmatic_launches_the_plain_pairs_are_the_chain(
     monkeypatch: pytest.MonkeyPatch, pdl: bool

@@ -96,6 +96,29 @@ def test_who_gave_up_waiting_is_out(held: Any) -> None:
     assert "rank 3 did not publish" in found["results"][0]["failed"]
 
 
+def test_who_does_not_stand_for_the_problem_is_out_and_the_alternative_is_not_asked(
+    held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told right after each round: the next contestant writes to the same outputs."""
+    seen: list[str] = []
+    odd = FakeGraph("odd", seen, 5.0)
+    odd.buffers = {"odd": torch.zeros(1)}
+
+    def fault(_: Any, problem: Any, tensors: Any) -> str | None:
+        seen.append("asked")
+        return "117.0 distinct experts" if "odd" in tensors else None
+
+    monkeypatch.setattr(fake_family.FakeFamily, "measurement_fault", fault)
+    found = held([odd, FakeGraph("a", seen, 9.0)], seen)
+    assert [one["failed"] for one in found["results"]] == ["117.0 distinct experts", ""]
+    timed = [one for one in seen if one != "."]
+    assert timed == ["warm odd", "odd", "asked", "a", "asked", "mm", "a", "asked", "mm", "mm", "a", "asked"]
+    assert between.decide(
+        {"entries": [{"engine": name, "digest": name, **result} for name, result in zip(("odd", "a"), found["results"], strict=True)], "rounds": 3},
+        {"odd": "odd", "a": "a"}, ["odd", "a"],
+    ).engine == "a"  # fmt: skip
+
+
 def noted(**engines: list[float]) -> dict[str, Any]:
     entries = [
         {
