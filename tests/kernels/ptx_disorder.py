@@ -27,6 +27,7 @@ class Disorder(TailMachine):
     def run(self, first: int, blocks: int) -> None:
         """See :meth:`Machine.run`."""
         self.under_way: list[tuple[int, tuple[int, int, int, np.ndarray]]] = []
+        self.limit = 40_000  # polls for what never comes are many at once, and slow
         self.until, self.arrived = 0, np.zeros(blocks * self.block, dtype=bool)
         super().run(first, blocks)
         assert not self.under_way and self.until <= 0
