@@ -7,8 +7,8 @@ from k3lab.kernels.router.exact import choose
 
 from .gpu_acts import delay_often, replay_often, same, silence
 from .router_case import FAMILY, FUSED, MMA, problem, same_weights, whole_numbers
+from .router_hard import adversarial
 from .test_router_engines import drawn
-from .test_router_machine import adversarial
 
 pytestmark = pytest.mark.gpu
 STEPS = (

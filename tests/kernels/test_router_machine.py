@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from k3lab.kernels.router.exact import sigmoid
 
 from .router_case import FAMILY, problem, run, small
+from .router_hard import INF, NAN, adversarial, hard_step, near_ties_at_every_place, odd_biases
 
-INF, NAN = math.inf, math.nan
 BEFORE = {"ld.global.L1_no_allocate.L2_cache_hint.v4.u32"}
 BIAS = {"ld.global.L1_no_allocate.v2.u32"}
-
-
-def adversarial() -> torch.Tensor:
-    """Rows of logits that tempt a choice to be wrong."""
-    logits = torch.zeros(8, 896)
-    logits[0, :400], logits[1, 500], logits[2, 100:] = -1.0, 1.0, 0.5
-    logits[3], logits[4], logits[5] = NAN, -INF, INF
-    logits[3, 7] = 1.0
-    logits[6, ::2] = NAN
-    logits[7] = torch.arange(896) * 0.01 - 4
-    return logits
 
 
 def choice_inputs(logits: torch.Tensor, bias: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -64,6 +51,39 @@ def test_neighbours_one_unit_apart_at_every_place_are_told_apart(monkeypatch):
             value = torch.nextafter(value, torch.tensor(0.0))
     inputs = choice_inputs(logits)
     run(problem(rows, "choice"), monkeypatch, inputs=inputs).check_choice(logits)
+
+
+def test_near_ties_between_each_place_and_the_next(monkeypatch):
+    """The p-th and the next expert, for all p up to the last chosen one, the lower id ahead and behind."""
+    logits = near_ties_at_every_place()
+    run(problem(32, "choice"), monkeypatch, inputs=choice_inputs(logits)).check_choice(logits)
+
+
+def test_biases_that_are_no_numbers_or_cancel_the_score(monkeypatch):
+    logits = torch.zeros(2, 896)
+    logits[1, 703] = -INF  # a score of zero beside a bias of minus zero
+    inputs = choice_inputs(logits, odd_biases())
+    done = run(problem(2, "choice"), monkeypatch, inputs=inputs)
+    done.check_choice(logits)
+    assert torch.equal(done.get("ids"), FAMILY.twin(problem(2, "choice"), inputs)["ids"])
+    assert done.get("ids")[0, :6].tolist() == [3, 700, 10, 8, 9, 703] and done.get("nans").tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("choosers", [1, 2, 4])
+def test_a_step_chooses_from_packets_that_tempt_it_to_be_wrong(monkeypatch, choosers):
+    """All equal, near ties on both sides of every rank's first expert, infinities and NaN, in the ranks' packets."""
+    one = small(8)
+    inputs = hard_step(one)
+    change = {"tile": 8, "split_k": 2, "chunks": 1, "depth": 1, "warps_n": 1, "warps_k": 7}
+    done = run(one, monkeypatch, inputs=inputs, choosers=choosers, **change)
+    logits = done.get("logits")
+    wanted = FAMILY.twin(one, inputs)
+    torch.testing.assert_close(logits, wanted["logits"], rtol=0, atol=0, equal_nan=True)
+    done.check_choice(logits)
+    assert torch.equal(done.get("ids"), wanted["ids"])
+    assert done.get("ids")[0].tolist() == done.get("ids")[1].tolist() == list(range(one.top_k))
+    # this rank's logits of the NaN row, and of every other expert of the other ranks
+    assert done.get("nans").tolist() == [0, 0, 0, one.all_experts - 1, 0, 0, (one.all_experts - one.experts) // 2, 0]
 
 
 def test_many_rows_share_blocks_and_both_words_of_a_mask(monkeypatch):
