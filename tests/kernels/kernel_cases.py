@@ -16,6 +16,19 @@ KINDS: dict[str, tuple[str | None, ...]] = {
     "lm_head": ("shard", "argmax", "embed"),
 }
 """Of families for which the first of their kinds is not enough."""
+MORE: dict[str, tuple[tuple[str, int, int, dict[str, Any]], ...]] = {
+    "output_projection": (
+        # tiles of weights that come again into places that were read: twice, and with one place for all
+        ("cute_apart", 8, 8, {"depth": 2}),
+        ("cute_apart", 8, 16, {"depth": 1, "packet": "b32e32"}),
+        ("cute_fused", 8, 8, {"packet": "b32e32", "rehearse": 1}),
+        ("cute_split", 16, 8, {"row_sums": "cluster", "mixers": 4, "packet": "b32e32"}),
+        ("cute_split", 16, 33, {"consumer_wait": "exit"}),
+        ("cute_split", 8, 64, {"exchange": "two_shot", "row_sums": "cluster", "consumer_wait": "exit"}),
+        ("cute_split", 16, 17, {"exchange": "two_shot", "packet": "b32e32"}),
+    ),
+}
+"""Configs beside the default, as (engine, TP, rows, changes), whose waits and barriers a default has not."""
 CORES = ("kda", "mla", "moe_tail", "attn_res", "lm_head")
 """Families whose kernels stand between the projections and the experts, and at both ends of a step."""
 

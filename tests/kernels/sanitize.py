@@ -10,22 +10,48 @@ from __future__ import annotations
 import sys
 
 import torch
-from k3lab.kernels import K3, InputError, family
-from k3lab.kernels.device import require
+from k3lab.kernels import K3, Config, Engine, Family, InputError, Problem, family
+from k3lab.kernels.device import Device, require
 from k3lab.kernels.health import NAME, check_health, set_limit
 from k3lab.kernels.launch import LaunchError, Runner
 from k3lab.tuning.compiling import compile_config
-from kernel_cases import kinds_of
+from kernel_cases import MORE, kinds_of
 
 ROWS = (1, 5, 8, 33, 64)
 PATIENT_S = 60.0
 """For waits inside a kernel: under the sanitizer everything takes a hundred times as long."""
 
 
+def launched(found: Family, engine: Engine, problem: Problem, change: Config, device: Device) -> bool:
+    """One launch, where the engine serves it; whether it failed."""
+    label = f"{problem.label} {engine.name}{f' {change}' if change else ''}"
+    if why := engine.refuses(problem, device.arch):
+        print(f"{label}: refused ({why})")
+        return False
+    try:
+        config = {**engine.space(problem, device.need_card()).default, **change}
+        runner = Runner(compile_config(engine, problem, config, device.arch))
+        if NAME in runner.buffers:
+            set_limit(runner.buffers, PATIENT_S)
+        outputs = {
+            output: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+            for output, (shape, dtype) in found.output_specs(problem).items()
+        }
+        inputs = found.inputs(problem, 1, "cuda")
+        runner.bind({**inputs, **outputs})()
+        torch.cuda.synchronize()
+        check_health(runner.buffers)
+        print(f"{label}: ran", flush=True)
+    except (InputError, LaunchError, RuntimeError) as error:
+        print(f"{label}: FAILED {error}", flush=True)
+        return True
+    return False
+
+
 def main(name: str, rows_of: list[int], kinds: list[str]) -> int:
-    """Launch; what failed, counted."""
+    """Launch; what failed, counted. Configs beside the default come where no kind is chosen, at rows of their own."""
     device = require("the sanitizer")
-    card, found, failed = device.need_card(), family(name), 0
+    found, failed = family(name), 0
     for kind in kinds or kinds_of(found):
         for rows in rows_of:
             try:
@@ -33,28 +59,9 @@ def main(name: str, rows_of: list[int], kinds: list[str]) -> int:
             except InputError as error:
                 print(f"{name} {kind} {rows} rows: none ({error})")
                 continue
-            inputs = found.inputs(problem, 1, "cuda")
-            for engine in found.engines:
-                label = f"{problem.label} {engine.name}"
-                if why := engine.refuses(problem, device.arch):
-                    print(f"{label}: refused ({why})")
-                    continue
-                try:
-                    config = dict(engine.space(problem, card).default)
-                    runner = Runner(compile_config(engine, problem, config, device.arch))
-                    if NAME in runner.buffers:
-                        set_limit(runner.buffers, PATIENT_S)
-                    outputs = {
-                        output: torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
-                        for output, (shape, dtype) in found.output_specs(problem).items()
-                    }
-                    runner.bind({**{key: value.clone() for key, value in inputs.items()}, **outputs})()
-                    torch.cuda.synchronize()
-                    check_health(runner.buffers)
-                    print(f"{label}: ran", flush=True)
-                except (InputError, LaunchError, RuntimeError) as error:
-                    failed += 1
-                    print(f"{label}: FAILED {error}", flush=True)
+            failed += sum(launched(found, engine, problem, {}, device) for engine in found.engines)
+    for engine, tp, rows, change in () if kinds else MORE.get(name, ()):
+        failed += launched(found, found.engine(engine), found.problem(K3, tp=tp, rows=rows), change, device)
     return failed
 
 

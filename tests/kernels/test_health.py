@@ -115,3 +115,16 @@ def test_rearming_clears_what_launches_leave_each_other_between_two_barriers() -
     assert not held["health"][: health.LIMIT].any()
     assert {name: tensor.data_ptr() for name, tensor in held.items()} == places  # captured graphs go on
     assert len(boxes) == 1
+
+
+def test_kernels_and_the_host_read_one_record() -> None:
+    """Kernels have its places and the default limit as numbers of their own."""
+    from k3lab.kernels import cute_waits
+
+    assert (health.PHASE, health.SLOT, health.BLOCK, health.MISSED, health.LIMIT) == (
+        cute_waits.CLAIM_PHASE, cute_waits.CLAIM_SLOT, cute_waits.CLAIM_BLOCK, cute_waits.MISSED, cute_waits.LIMIT,
+    )  # fmt: skip
+    phases = (health.Phase.PARTIAL, health.Phase.TOTAL, health.Phase.ROW)
+    assert phases == (cute_waits.PARTIAL, cute_waits.TOTAL, cute_waits.ROW)
+    assert health.default_limit_ns() == cute_waits.DEFAULT_LIMIT_NS == 10 * 10**9
+    assert health.POLLS_A_LOOK == cute_waits.POLLS_A_LOOK

@@ -7,7 +7,7 @@ import pytest
 import torch
 from k3lab.kernels import K3, InputError, family
 from k3lab.kernels.gpu_cards import gpu_card
-from k3lab.kernels.output_projection import common, cute_apart_engine, cute_fused_engine
+from k3lab.kernels.output_projection import common, cute_apart_engine, cute_fused_engine, cute_split_engine
 from k3lab.kernels.residency import register_limit
 from k3lab.tuning.compare import compare
 from k3lab.tuning.cubin import kernel_resources, sass
@@ -106,6 +106,19 @@ def test_invariant_configs_share_what_a_partials_sum_depends_on():
             assert engine.space(one, CARDS["sm_90a"]).illegal(chosen) is None
             orders.add(engine.summation_order(one, chosen))
     assert len(orders) == 1
+
+
+def test_an_invariant_order_for_all_rows_and_tp_sizes_is_that_of_two_launches():
+    """One launch serves 16 rows at most, and shares K among six warps in place of eight: to mix engines is to mix orders."""
+    orders = set()
+    for tp in (4, 8, 16):
+        for rows in (1, 8, 16, 17, 33, 64):
+            one = problem(rows, tp)
+            chosen = config(one, SPLIT, **cute_split_engine.INVARIANT, k_order="invariant", depth=1)
+            assert all(SPLIT.space(one, card).illegal(chosen) is None for card in CARDS.values())
+            orders.add(SPLIT.summation_order(one, chosen))
+    few = config(problem(), k_order="invariant", **cute_fused_engine.INVARIANT)
+    assert len(orders) == 1 and FUSED.summation_order(problem(), few) not in orders
 
 
 # -- machine code --------------------------------------------------------------------------------

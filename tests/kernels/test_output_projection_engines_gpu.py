@@ -4,6 +4,7 @@ import pytest
 import torch
 from k3lab.kernels.collectives import CollectiveError
 from k3lab.kernels.health import check_health, rearm, set_limit
+from k3lab.kernels.output_projection import cute_apart_engine, cute_fused_engine, cute_split_engine
 from k3lab.kernels.transports import Loopback
 
 from .gpu_acts import delay_often, early_graph, replay_often, run_often, same, silence
@@ -128,14 +129,17 @@ def test_any_payload_arrives(device, form, engine, rows, change):
 
 
 @pytest.mark.parametrize("form", ["bf16x7e16", "b32e32"])
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (APART, 8), (SPLIT, 8), (SPLIT, 33)])
-def test_a_polling_kernel_alone_with_its_inputs_ready(device, form, engine, rows):
+@pytest.mark.parametrize(
+    ("engine", "rows", "change"),
+    [(FUSED, 8, {}), (APART, 8, {}), (SPLIT, 8, {}), (SPLIT, 33, {}), (SPLIT, 8, {"row_sums": "cluster", "mixers": 4})],
+)
+def test_a_polling_kernel_alone_with_its_inputs_ready(device, form, engine, rows, change):
     """As under a profiler that runs one kernel at a time: no rank publishes, and no wait lasts."""
     from k3lab.kernels.launch import Runner
     from k3lab.kernels.output_projection.ready import make_ready, polling
 
     one = problem(rows, 8)
-    case = Case(device, one, config(one, engine, packet=form), engine=engine)
+    case = Case(device, one, config(one, engine, packet=form, **change), engine=engine)
     case.runner = Runner(polling(case.compiled), transport=case.runner.transport)
     set_limit(case.runner.buffers, 0.2)
     # what the kernels publish themselves goes nowhere
@@ -207,11 +211,18 @@ def test_a_launch_may_have_fewer_saved_blocks_than_was_compiled_for(device, engi
             big.runner.bind(big.tensors, fewer=wrong)
 
 
-@pytest.mark.parametrize("engine", [FUSED, APART])
-def test_row_counts_change_from_launch_to_launch(device, engine):
-    one = problem(8, 16)
-    case = Case(device, one, config(one, engine), engine=engine)
-    for rows in (8, 1, 3, 8, 2, 1, 1, 5, 8):
+@pytest.mark.parametrize(
+    ("engine", "tp", "counts", "change"),
+    [
+        (FUSED, 16, (8, 1, 3, 8, 2, 1, 1, 5, 8), {}), (APART, 16, (8, 1, 3, 8, 2, 1, 1, 5, 8), {}),
+        (SPLIT, 16, (64, 1, 8, 64, 8, 1, 33), {}), (SPLIT, 8, (64, 1, 8, 64, 8, 1, 33), {"row_sums": "cluster"}),
+        (SPLIT, 16, (64, 1, 8, 64, 8, 1, 33), {"exchange": "two_shot"}),
+    ],
+)  # fmt: skip
+def test_row_counts_change_from_launch_to_launch(device, engine, tp, counts, change):
+    one = problem(counts[0], tp)
+    case = Case(device, one, config(one, engine, **change), engine=engine)
+    for rows in counts:
         case.run(rows)
         case.judge(rows)
 
@@ -230,10 +241,17 @@ def test_epochs_pass_sixteen_and_thirty_two_bits(device, form, engine):
             case.judge()
 
 
-@pytest.mark.parametrize("engine", [FUSED, APART])
-def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device, engine):
-    one = problem(8, 16)
-    case = Case(device, one, config(one, engine), engine=engine)
+TWO_LAUNCHES = [
+    (SPLIT, 33, {}), (SPLIT, 33, {"consumer_wait": "exit"}), (SPLIT, 17, {"exchange": "two_shot"}),
+    (SPLIT, 64, {"exchange": "two_shot", "row_sums": "cluster", "consumer_wait": "exit"}),
+    (SPLIT, 8, {"row_sums": "cluster", "mixers": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "rows", "change"), [(FUSED, 8, {}), (APART, 8, {}), *TWO_LAUNCHES])
+def test_a_graph_of_pdl_launches_gives_the_same_bits_two_hundred_times(device, engine, rows, change):
+    one = problem(rows, 16)
+    case = Case(device, one, config(one, engine, **change), engine=engine)
     replay_often(case, 200)
 
 
@@ -257,12 +275,12 @@ def test_early_launches_read_x_behind_their_wait_and_give_the_same_bits(device, 
     check_health(case.runner.buffers)
 
 
-@pytest.mark.parametrize(("engine", "rows"), [(FUSED, 8), (APART, 8), (SPLIT, 33)])
-def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows):
+@pytest.mark.parametrize(("engine", "rows", "change"), [(FUSED, 8, {}), (APART, 8, {}), *TWO_LAUNCHES])
+def test_launches_keep_their_programmatic_edges_in_a_graph(device, engine, rows, change):
     from k3lab.tuning.graphs import captured, programmatic_edges
 
     one = problem(rows, 16)
-    case = Case(device, one, config(one, engine), engine=engine)
+    case = Case(device, one, config(one, engine, **change), engine=engine)
     case.run()
     call = case.runner.bind(case.tensors)
     assert programmatic_edges(captured([call] * 4)) == 4 * len(case.compiled.launches) - 1
@@ -340,13 +358,20 @@ def test_the_house_check(device):
         assert result.ok, result.reason
 
 
-@pytest.mark.parametrize("engine", [FUSED, APART])
-def test_invariant_partials_do_not_depend_on_the_rows(device, engine):
+@pytest.mark.parametrize(
+    ("engine", "pinned", "counts"),
+    [
+        (FUSED, cute_fused_engine.INVARIANT, (1, 5, 8, 16)), (APART, cute_apart_engine.INVARIANT, (1, 5, 8, 16)),
+        (SPLIT, cute_split_engine.INVARIANT, (1, 8, 17, 64)),
+    ],
+)  # fmt: skip
+def test_invariant_partials_do_not_depend_on_the_rows(device, engine, pinned, counts):
     bits = []
-    for rows in (1, 5, 8, 16):
+    for rows in counts:
         one = problem(rows, 16)
-        case = Case(device, one, config(one, engine, k_order="invariant", depth=2), engine=engine)
-        big = FAMILY.inputs(problem(16, 16), 3)
+        depth = 2 if engine is not SPLIT else 1
+        case = Case(device, one, config(one, engine, **pinned, k_order="invariant", depth=depth), engine=engine)
+        big = FAMILY.inputs(problem(counts[-1], 16), 3)
         tensors = {
             name: (t[:rows] if name in ("x", "prefix") else t[:, :rows] if name == "blocks" else t)
             for name, t in big.items()

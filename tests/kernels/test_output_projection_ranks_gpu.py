@@ -24,6 +24,8 @@ SETTINGS = [
         ("b32e32", "two_shot", "exit"),
     )
 ] + [
+    pytest.param((SPLIT, 2, 1, {"mixers": 8, "row_sums": "cluster", "consumer_wait": "exit"}), id="clusters"),
+] + [
     # two ranks' blocks are three an SM: few warps, and few tiles
     pytest.param((APART, 2, 1, {"warps_k": 4, "depth": 1, "rehearse": 0, "packet": form}), id=f"apart-{form}") for form in ("bf16x7e16", "b32e32")
 ]  # fmt: skip
@@ -50,7 +52,7 @@ def test_a_thousand_seeds_of_delays_change_no_bit(setting_of):
     assert set(epochs) == {SEEDS}
 
 
-@pytest.mark.parametrize("setting", [*SETTINGS[1:4], SETTINGS[-1]])
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_a_rank_that_is_seconds_late_delays_and_changes_nothing(setting_of):
     ranks = setting_of()
     ranks.burst()

@@ -72,8 +72,9 @@ def test_multicast_is_refused_where_it_is_off() -> None:
     assert str(refused.value) == f"transport multicast: {reason}"
 
 
-def test_a_late_rank_delays(tmp_path: Path) -> None:
-    judge(run(4, "late", tmp_path), 4)
+@pytest.mark.parametrize("form", ranks.CONFIGS)
+def test_a_late_rank_delays(form: str, tmp_path: Path) -> None:
+    judge(run(4, "late", tmp_path, form), 4)
 
 
 def names_rank_1(one: dict) -> None:
@@ -83,7 +84,7 @@ def names_rank_1(one: dict) -> None:
     assert one["seconds"] < 3 * one["limit"] + 3.0
 
 
-@pytest.mark.parametrize("form", ["fused", "two_shot"])
+@pytest.mark.parametrize("form", ranks.CONFIGS)
 def test_a_stalled_rank_is_named_and_all_go_on_after_re_arming(form: str, tmp_path: Path) -> None:
     found = run(4, "stalled", tmp_path, form)
     judge(found, 4)
@@ -91,8 +92,9 @@ def test_a_stalled_rank_is_named_and_all_go_on_after_re_arming(form: str, tmp_pa
         names_rank_1(found[rank])
 
 
-def test_a_killed_rank_is_named(tmp_path: Path) -> None:
-    found = run(4, "killed", tmp_path)
+@pytest.mark.parametrize("form", ranks.CONFIGS)
+def test_a_killed_rank_is_named(form: str, tmp_path: Path) -> None:
+    found = run(4, "killed", tmp_path, form)
     assert sorted(found) == [0, 2, 3]
     for one in found.values():
         names_rank_1(one)
