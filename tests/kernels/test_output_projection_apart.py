@@ -15,7 +15,16 @@ from k3lab.tuning.cubin import kernel_resources, sass
 from k3lab.tuning.evaluate import not_together
 from k3lab.tuning.sass_order import WAIT, order, places, unwaited
 
-from .test_output_projection_engines import APART, CARDS, SLOW_PATHS, config, packets_of, problem, stores_and_loads
+from .test_output_projection_engines import (
+    APART,
+    CARDS,
+    SLOW_PATHS,
+    SPLIT,
+    config,
+    packets_of,
+    problem,
+    stores_and_loads,
+)
 
 TILE = r"UTMALDG\..*"
 SLICE = r"UBLKCP\..*"
@@ -181,3 +190,26 @@ def test_two_blocks_share_an_sm_at_any_number_of_warps(warps, size, packet):
     found = kernel_resources(launch)
     assert found.spill_instructions == 0 and found.stack_bytes == 0
     assert resident_blocks(found, CARDS["sm_90a"]) >= 2
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+@pytest.mark.parametrize("change", [{}, {"exchange": "two_shot"}], ids=str)
+def test_a_consumer_whose_rows_are_clusters_asks_for_weights_alone_ahead_of_its_wait(arch, change):
+    """Where it waits at its start. At its exit all slices are there before, and behind it only the counter is stored."""
+    one = problem(17, 16)
+    for wait in ("start", "exit"):
+        chosen = config(one, SPLIT, row_sums="cluster", mixers=8, consumer_wait=wait, **change)
+        assert SPLIT.space(one, CARDS[arch]).illegal(chosen) is None
+        code = order(SPLIT.compile(one, chosen, arch).launches[1].cubin)
+        ahead = asked(code)
+        slices = [name for name in ahead if re.fullmatch(SLICE, name)]
+        assert not any(code[place].predicated for place in places(code, WAIT))
+        if wait == "start":
+            assert ahead == slices and len(slices) == 3
+        else:
+            assert len(slices) == len(places(code, SLICE)) == 3 + one.blocks + 1
+            (last,) = places(code, WAIT)
+            stores = [
+                code[place].mnemonic for place in places(code, r"(STG|ST|RED|REDG|ATOM|ATOMG)(\..*)?") if place > last
+            ]
+            assert "STG.E.STRONG.GPU" in stores and not [name for name in stores if "SYS" in name]
