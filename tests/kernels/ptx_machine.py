@@ -8,37 +8,18 @@ go on. An instruction that it does not know is an error.
 from __future__ import annotations
 
 import random
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
 from .ptx_arithmetic import Arithmetic
-from .ptx_text import CARRIERS, DTYPES, Memory, Step, parse
+from .ptx_text import CARRIERS, DTYPES, SHARED, WIDTHS, Memory, Step, constant, parse
 
 __all__ = ["Barrier", "Machine", "Memory", "Step", "parse"]
 
-SHARED, PEER = 1024, 24
-"""Where dynamic shared memory begins in a block's window; bits below a peer's number in a cluster address."""
-
-
-WIDTHS = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
-
-
-@lru_cache(None)
-def constant(name: str, kind: str) -> np.ndarray | None:
-    """The value of an operand that is no register, as a type, alone in an array; None if it is one."""
-    dtype = DTYPES[kind]
-    if name == "__dynamic_shmem__0":
-        return np.full(1, SHARED, dtype=dtype)
-    if re.match(r"0[fF][0-9A-Fa-f]{8}$", name):
-        return np.full(1, int(name[2:], 16), dtype=np.uint32).view(np.float32)
-    if re.match(r"-?(0[xX][0-9A-Fa-f]+|\d+)$", name):
-        bits = WIDTHS[kind] * 8
-        return np.full(1, int(name, 0) & ((1 << bits) - 1), dtype=CARRIERS[bits // 8]).view(dtype)
-    return None
+PEER = 24
+"""Bits below a peer's number in a cluster address."""
 
 
 @dataclass
@@ -110,15 +91,15 @@ class Machine(Arithmetic):
             if not ready.any():
                 if self.alive.any() and self.stirred():
                     continue
-                assert not self.alive.any(), (
-                    f"threads wait for ever at {sorted({self.text(p) for p in self.pc[self.alive]})}"
-                )
+                assert not self.alive.any(), f"threads wait for ever at {self.held_at()}"
                 return
             place = int(self.pc[ready].min() if turn % self.fair else dice.choice(np.unique(self.pc[ready]).tolist()))
             self.execute(place, np.flatnonzero(ready & (self.pc == place)))
-        raise AssertionError(
-            f"not done after {self.limit} steps, at {sorted({self.text(p) for p in self.pc[self.alive]})}"
-        )
+        raise AssertionError(f"not done after {self.limit} steps, at {self.held_at()}")
+
+    def held_at(self) -> list[str]:
+        """Where threads are that have not ended."""
+        return sorted({self.text(place) for place in self.pc[self.alive]})
 
     def stirred(self) -> bool:
         """Whether something that was under way let a thread go on, where none can."""
@@ -281,7 +262,8 @@ class Machine(Arithmetic):
                 right[:, pair + part * 8 + half, group] = value.reshape(-1, 32)
         for part in range(4):
             sums[:, group + part // 2 * 8, pair + part % 2] = self.get(c[part], who, "f32").reshape(-1, 32)
-        result = (left @ right + sums).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # infinity times zero is NaN, as on a GPU
+            result = (left @ right + sums).astype(np.float32)
         for part in range(4):
             self.put(d[part], who, result[:, group + part // 2 * 8, pair + part % 2].ravel())
 

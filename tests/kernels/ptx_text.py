@@ -1,4 +1,4 @@
-"""PTX text as instructions, the types of its operands, and memory for a machine that runs it."""
+"""PTX text as instructions, the types and constants of its operands, and memory for a machine that runs it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,23 @@ DTYPES: dict[str, Any] = {
     "s64": np.int64, "b64": np.uint64, "f32": np.float32, "s8": np.int8, "u8": np.uint8,
 }  # fmt: skip
 CARRIERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WIDTHS = {kind: np.dtype(dtype).itemsize for kind, dtype in DTYPES.items()}
+SHARED = 1024
+"""Where dynamic shared memory begins in a block's window."""
+
+
+@lru_cache(None)
+def constant(name: str, kind: str) -> np.ndarray | None:
+    """The value of an operand that is no register, as a type, alone in an array; None if it is one."""
+    dtype = DTYPES[kind]
+    if name == "__dynamic_shmem__0":
+        return np.full(1, SHARED, dtype=dtype)
+    if re.match(r"0[fF][0-9A-Fa-f]{8}$", name):
+        return np.full(1, int(name[2:], 16), dtype=np.uint32).view(np.float32)
+    if re.match(r"-?(0[xX][0-9A-Fa-f]+|\d+)$", name):
+        bits = WIDTHS[kind] * 8
+        return np.full(1, int(name, 0) & ((1 << bits) - 1), dtype=CARRIERS[bits // 8]).view(dtype)
+    return None
 
 
 @dataclass(frozen=True)

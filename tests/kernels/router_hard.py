@@ -44,12 +44,11 @@ def near_ties_at_every_place(top_k: int = 16, experts: int = 896) -> torch.Tenso
         levels = 3.1 - 0.25 * torch.arange(len(order))  # none is zero, whose neighbours have its score
         near = order[place : place + 2].sort(descending=row >= top_k).values
         order[place : place + 2] = near
-        below = levels[place]
-        while (
-            float(sigmoid(below[None])) == float(sigmoid(levels[place][None])) and row % 3
-        ):  # in every third row equal
-            below = torch.nextafter(below, torch.tensor(-INF))
-        levels[place + 1] = below
+        levels[place + 1] = levels[place]
+        if row % 3:  # in every third row they stay equal
+            score = sigmoid(levels[place : place + 1])
+            while torch.equal(sigmoid(levels[place + 1 : place + 2]), score):
+                levels[place + 1] = torch.nextafter(levels[place + 1], torch.tensor(-INF))
         logits[row, order] = levels
     return logits
 
